@@ -1,0 +1,318 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "common/config.h"
+
+#include "common/cleanup.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define PREFIX     "LOONGCOMM_"
+#define PREFIX_LEN (sizeof(PREFIX) - 1)
+#define FILE_MAX   ((size_t)65536)
+
+/* Index of text in a list of names, or -1. */
+static int choice(const char *text, const char *const *names, int count)
+{
+    for (int i = 0; i < count; i++) {
+        if (strcasecmp(text, names[i]) == 0)
+            return i;
+    }
+    return -1;
+}
+
+static int parse_bool(const char *text, void *field)
+{
+    static const char *const names[] = { "0",   "1",   "n",  "y",     "no",
+                                         "yes", "off", "on", "false", "true" };
+    int index = choice(text, names, sizeof(names) / sizeof(*names));
+
+    if (index < 0)
+        return -EINVAL;
+    *(bool *)field = index & 1;
+    return 0;
+}
+
+static int parse_level(const char *text, void *field)
+{
+    static const char *const names[] = { "error", "warn", "info", "debug", "trace" };
+    int index = choice(text, names, sizeof(names) / sizeof(*names));
+
+    if (index < 0)
+        return -EINVAL;
+    *(enum lc_log_level *)field = (enum lc_log_level)index;
+    return 0;
+}
+
+static int parse_report(const char *text, void *field)
+{
+    static const char *const names[] = { "off", "text", "json" };
+    int index = choice(text, names, sizeof(names) / sizeof(*names));
+
+    if (index < 0)
+        return -EINVAL;
+    *(enum lc_report_kind *)field = (enum lc_report_kind)index;
+    return 0;
+}
+
+/* The text is a copy that the caller keeps for the life of the process. */
+static int parse_path(const char *text, void *field)
+{
+    *(const char **)field = text;
+    return 0;
+}
+
+#define ACCEPTS_bool   "yes or no"
+#define ACCEPTS_level  "error, warn, info, debug or trace"
+#define ACCEPTS_report "off, text or json"
+#define ACCEPTS_path   "a path"
+
+static const struct entry {
+    const char *name;
+    const char *dflt;
+    const char *help;
+    const char *accepts;
+    size_t offset;
+    int (*parse)(const char *text, void *field);
+} entries[] = {
+#define LC_CONF(type, field, name, dflt, help) \
+    { PREFIX name, dflt, help, ACCEPTS_##type, offsetof(struct lc_config, field), parse_##type },
+#include "common/config.def"
+#undef LC_CONF
+};
+#define N_ENTRIES (sizeof(entries) / sizeof(*entries))
+
+/* Where each setting comes from. The texts are never freed: the configuration points to them. */
+struct source {
+    const char *text[N_ENTRIES]; /* NULL: not given */
+    int line[N_ENTRIES];         /* 0: the environment */
+    const char *file;
+    bool quiet;
+    int bad;
+};
+
+#define COMPLAIN(source, ...)     \
+    do {                          \
+        (source)->bad++;          \
+        if (!(source)->quiet)     \
+            lc_warn(__VA_ARGS__); \
+    } while (0)
+
+/* Index of a setting's name, given without the prefix and not terminated; -1 if there is none. */
+static int find(const char *name, size_t len)
+{
+    for (size_t i = 0; i < N_ENTRIES; i++) {
+        if (strlen(entries[i].name) == PREFIX_LEN + len &&
+            memcmp(entries[i].name + PREFIX_LEN, name, len) == 0)
+            return (int)i;
+    }
+    return -1;
+}
+
+static void take(struct source *src, int index, const char *text, size_t len, int line)
+{
+    char *copy = strndup(text, len);
+
+    if (!copy) {
+        COMPLAIN(src, "%s: out of memory, using '%s'", entries[index].name, entries[index].dflt);
+        return;
+    }
+    src->text[index] = copy;
+    src->line[index] = line;
+}
+
+static void read_environment(struct source *src)
+{
+    for (char **env = environ; env && *env; env++) {
+        const char *name = *env + PREFIX_LEN;
+        const char *equals;
+        int index;
+
+        if (strncmp(*env, PREFIX, PREFIX_LEN) != 0 || !(equals = strchr(name, '=')))
+            continue;
+        index = find(name, (size_t)(equals - name));
+        if (index < 0)
+            COMPLAIN(src,
+                     "unknown variable " PREFIX
+                     "%.*s is ignored; `loongcomm config` lists the known ones",
+                     (int)(equals - name < 64 ? equals - name : 64), name);
+        else
+            take(src, index, equals + 1, strlen(equals + 1), 0);
+    }
+}
+
+static void read_line(struct source *src, const char *line, const char *end, int number)
+{
+    const char *equals = memchr(line, '=', (size_t)(end - line));
+    const char *name_end = equals;
+    const char *value;
+    int index;
+
+    if (!equals) {
+        COMPLAIN(src, "%s:%d: no NAME = value, ignored", src->file, number);
+        return;
+    }
+    while (name_end > line && isspace((unsigned char)name_end[-1]))
+        name_end--;
+    for (value = equals + 1; value < end && isspace((unsigned char)*value);)
+        value++;
+    if ((size_t)(name_end - line) > PREFIX_LEN && memcmp(line, PREFIX, PREFIX_LEN) == 0)
+        line += PREFIX_LEN;
+    index = find(line, (size_t)(name_end - line));
+    if (index < 0 || strcmp(entries[index].name, PREFIX "CONFIG") == 0)
+        COMPLAIN(src,
+                 "%s:%d: unknown setting '%.*s', ignored; `loongcomm config` lists the known ones",
+                 src->file, number, (int)(name_end - line < 64 ? name_end - line : 64), line);
+    else if (!src->text[index] || src->line[index]) /* a variable wins; among lines the last */
+        take(src, index, value, (size_t)(end - value), number);
+}
+
+static void read_lines(struct source *src, const char *text, size_t size)
+{
+    const char *stop = text + size;
+    int number = 1;
+
+    for (const char *line = text; line < stop; number++) {
+        const char *newline = memchr(line, '\n', (size_t)(stop - line));
+        const char *next = newline ? newline + 1 : stop;
+        const char *end = newline ? newline : stop;
+
+        while (line < end && isspace((unsigned char)*line))
+            line++;
+        while (end > line && isspace((unsigned char)end[-1]))
+            end--;
+        if (line < end && *line != '#')
+            read_line(src, line, end, number);
+        line = next;
+    }
+}
+
+/* A regular file of at most FILE_MAX bytes without NUL; a pipe or a device must not block the job. */
+static int slurp(const char *path, char *text, size_t *size)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    struct stat st;
+    size_t have = 0;
+    int err = 0;
+
+    if (fd < 0)
+        return -errno;
+    if (fstat(fd, &st) != 0)
+        err = -errno;
+    else if (!S_ISREG(st.st_mode))
+        err = -EINVAL;
+    while (!err && have <= FILE_MAX) {
+        ssize_t got = read(fd, text + have, FILE_MAX + 1 - have);
+
+        if (got < 0 && errno != EINTR)
+            err = -errno;
+        if (got == 0)
+            break;
+        if (got > 0)
+            have += (size_t)got;
+    }
+    close(fd);
+    if (!err && have > FILE_MAX)
+        err = -EFBIG;
+    if (!err && memchr(text, '\0', have))
+        err = -EILSEQ;
+    *size = have;
+    return err;
+}
+
+static void read_file(struct source *src)
+{
+    int index = find("CONFIG", strlen("CONFIG"));
+    lc_autofree char *text = NULL;
+    size_t size = 0;
+    int err;
+
+    if (!src->text[index] || !*src->text[index])
+        return;
+    src->file = src->text[index];
+    text = malloc(FILE_MAX + 1);
+    err = text ? slurp(src->file, text, &size) : -ENOMEM;
+    if (err)
+        COMPLAIN(src,
+                 PREFIX
+                 "CONFIG: cannot use %s (%s): a text file of at most 64 KB is accepted; ignored",
+                 src->file, strerror(-err));
+    else
+        read_lines(src, text, size);
+}
+
+static void gather(struct source *src)
+{
+    read_environment(src);
+    read_file(src);
+}
+
+int lc_config_load(struct lc_config *out)
+{
+    struct source src = { 0 };
+
+    gather(&src);
+    for (size_t i = 0; i < N_ENTRIES; i++) {
+        const struct entry *e = &entries[i];
+        void *field = (char *)out + e->offset;
+
+        if (src.text[i] && e->parse(src.text[i], field) == 0)
+            continue;
+        if (src.text[i])
+            COMPLAIN(&src, "%s: '%.64s' is not accepted (%s), using '%s'", e->name, src.text[i],
+                     e->accepts, e->dflt);
+        (void)e->parse(e->dflt, field);
+    }
+    return src.bad;
+}
+
+size_t lc_config_list(struct lc_config_entry *out, size_t max)
+{
+    struct source src = { .quiet = true };
+    struct lc_config scratch;
+
+    gather(&src);
+    for (size_t i = 0; i < N_ENTRIES && i < max; i++) {
+        const struct entry *e = &entries[i];
+        bool given = src.text[i] && e->parse(src.text[i], (char *)&scratch + e->offset) == 0;
+
+        out[i] = (struct lc_config_entry){ .name = e->name,
+                                           .value = given ? src.text[i] : e->dflt,
+                                           .dflt = e->dflt,
+                                           .help = e->help };
+        if (given && src.line[i])
+            (void)snprintf(out[i].origin, sizeof(out[i].origin), "%s:%d", src.file, src.line[i]);
+        else
+            (void)snprintf(out[i].origin, sizeof(out[i].origin), given ? "environment" : "default");
+    }
+    return N_ENTRIES;
+}
+
+int lc_parse_size(const char *text, size_t *out)
+{
+    unsigned long long value;
+    unsigned shift = 0;
+    char *end;
+
+    if (*text < '0' || *text > '9')
+        return -EINVAL;
+    errno = 0;
+    value = strtoull(text, &end, 10);
+    switch (tolower((unsigned char)*end)) {
+    case 'k': shift = 10; break;
+    case 'm': shift = 20; break;
+    case 'g': shift = 30; break;
+    default: break;
+    }
+    if (errno || (shift ? end[1] : *end) || value > (SIZE_MAX >> shift))
+        return -EINVAL;
+    *out = (size_t)value << shift;
+    return 0;
+}
