@@ -124,6 +124,7 @@ static void take(struct source *src, int index, const char *text, size_t len, in
         COMPLAIN(src, "%s: out of memory, using '%s'", entries[index].name, entries[index].dflt);
         return;
     }
+    free((void *)src->text[index]); /* an earlier line's, which nothing points to yet */
     src->text[index] = copy;
     src->line[index] = line;
 }
