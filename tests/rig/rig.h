@@ -7,53 +7,88 @@
  *
  * Model. A device is a number; LCRIG_DEVICES (default 16) of them exist. A stream is a queue with a worker
  * thread of its own (started at first use). Waiting is by futex or condition variable, never by spinning.
- * Ranks are processes or threads. Device memory is ordinary memory of the process; what a test must share
- * between processes goes through cudaIpc or the VMM calls (shared memory files underneath).
+ * Ranks are processes or threads. Device memory lies in one memory file per process, so every cudaMalloc
+ * pointer can be handed to another process by cudaIpcGetMemHandle (the opener maps /proc/PID/fd/N: same user,
+ * same pid namespace). Each allocation starts on a page, is followed by an unmapped page, starts out filled
+ * with 0xcb (first 256 KB), and faults after cudaFree.
  *
- * Settings (environment): LCRIG_DEVICES; LCRIG_SEED and LCRIG_DELAY_US (each piece of stream work is preceded
- * by a pseudo-random sleep of 0..DELAY_US microseconds drawn from SEED, rank and stream; default none);
- * LCRIG_FAULT (site:nth[:rank], see lcrig_fault); LCRIG_NODES via NCCL_HOSTID as with NCCL.
+ * Settings (environment):
+ *   LCRIG_DEVICES         number of devices, 1..64 (16)
+ *   LCRIG_MEMORY_MB       memory of each device (8192); backed by RAM only where touched
+ *   LCRIG_SEED            \ each piece of stream work is preceded by a pseudo-random sleep of 0..DELAY_US
+ *   LCRIG_DELAY_US        / microseconds, drawn from seed, rank, device and the stream's number on the device (0)
+ *   LCRIG_FAULT           SITE:NTH[:RANK][,...], see lcrig_fault
+ *   LCRIG_RANK            rank of this process for delays, faults and messages, else RANK, else 0
+ *   LCRIG_LEAKS=0         no leak check. Default: at exit, one line per kind of thing still alive (streams, events,
+ *                         graphs, device memory ...) and, if the exit status was 0, exit status 86 instead
+ *   LCRIG_STRICT_EVENTS=1 cudaStreamWaitEvent on an event never recorded is a failure (legal CUDA, a no-op)
  *
  * Strict: a misuse that real CUDA or NCCL would turn into silent corruption or a hang (mismatched collectives,
- * waiting on an event never recorded where that hides a lost dependency, a buffer written while another stream's work
- * uses it, streams, events or memory leaked at exit) prints one line "rig: ..." and aborts the test process.
+ * a buffer written while another stream's work uses it, an overrun of an allocation, memory freed while in use)
+ * prints one line "rig: ..." and aborts the test process.
+ *
+ * After fork() of a process that has used the rig, every call in the child returns cudaErrorInitializationError.
  */
 #ifndef LCRIG_H
 #define LCRIG_H
+
+/* The rig's libraries are built with hidden visibility; what the vendor's header and this one declare is exported. */
+#pragma GCC visibility push(default)
 
 #include <cuda_runtime_api.h>
 #include <stdbool.h>
 #include <stddef.h>
 
 /* One piece of stream work. run() is called on the stream's worker, once per execution: a captured piece runs
- * once per replay. release() (may be NULL) is called once, when the piece will never run again. */
+ * once per replay. release() (may be NULL) is called once, when the piece will never run again: after run(), or
+ * when the last graph and executable graph that hold it are destroyed and their launches are over. Neither is
+ * called with a lock of the runtime held. run() may block (on a futex or condition variable: it occupies its own
+ * stream's worker only) but must not wait for a stream. */
 struct lcrig_work {
     const char *name; /* static text, for messages */
     void (*run)(void *arg);
     void (*release)(void *arg);
     void *arg;
-    bool is_kernel; /* counted by lcrig_kernel_count: work that would occupy the GPU's processors */
+    bool
+        is_kernel; /* counted by lcrig_gpu_work_count: work that would occupy the GPU's processors */
 };
 
 /* Enqueues behind all earlier work of the stream, or adds a node if the stream is being captured. Takes over arg in
- * every case (release is called at once on failure). */
+ * every case (release is called at once on failure). Handles 0, cudaStreamLegacy and cudaStreamPerThread mean the
+ * current device's. */
 cudaError_t lcrig_enqueue(cudaStream_t stream, const struct lcrig_work *work);
 
-/* Declares, from inside run(), that the piece reads or writes a range until it returns. Two pieces running at once
- * whose ranges overlap, one of them writing, are a failure of the test. */
+/* Declares, from inside run(), that the piece reads or writes a range until it returns. Two pieces of this process
+ * running at once whose ranges overlap, one of them writing, are a failure of the test. To be called on the thread
+ * that called run(). Copies and memsets declare theirs. */
 void lcrig_buffer_use(const void *ptr, size_t bytes, bool write);
 
 /* True if ptr lies in live device (or managed/pinned) memory of the rig for at least `bytes`. */
 bool lcrig_is_device_memory(const void *ptr, size_t bytes);
 
-/* Number of lcrig_work pieces with is_kernel, copies and memsets ever enqueued by this process. */
+/* Device of a live allocation, -1 if ptr lies in none. */
+int lcrig_memory_device(const void *ptr);
+
+/* Number of pieces with is_kernel, copies and memsets put on streams by this process; each replay of a graph counts
+ * its nodes. */
 unsigned long long lcrig_gpu_work_count(void);
 
-/* Fault injection: LCRIG_FAULT="cudaMalloc:3:1" makes the third cudaMalloc of rank 1 (LCRIG_RANK, else RANK, of the
- * process) fail once. Returns true when the call at `site` is to fail. Sites are API names. */
+/* Number of cudaStreamWaitEvent calls so far on events never recorded. */
+unsigned long long lcrig_unrecorded_waits(void);
+
+/* Fault injection: LCRIG_FAULT="cudaMalloc:3:1" makes the third cudaMalloc of rank 1 fail once. Returns true when
+ * the call at `site` is to fail. Sites are API names. A malformed setting is a failure. */
 bool lcrig_fault(const char *site);
+
+/* Rank used for faults, delays and messages: of this thread if set, else of the process. */
+int lcrig_rank(void);
+void lcrig_set_thread_rank(int rank);
+
+/* A number from the environment; unset or empty gives dflt, anything but a decimal number in range is a failure. */
+unsigned long long lcrig_env(const char *name, unsigned long long dflt, unsigned long long max);
 
 /* Prints "rig: ..." and aborts. */
 __attribute__((format(printf, 1, 2), noreturn)) void lcrig_fail(const char *fmt, ...);
 
+#pragma GCC visibility pop
 #endif
