@@ -47,14 +47,17 @@ struct rt_piece {
     struct rt_piece *next_dead;
 };
 
+enum rt_item_kind {
+    RT_WORK,
+    RT_HOLD, /* keeps a piece alive up to here */
+    RT_RECORD,
+    RT_WAIT,
+};
+
 struct rt_item {
     struct rt_item *next;
-    enum {
-        RT_WORK,
-        RT_RECORD,
-        RT_WAIT
-    } kind;
-    struct rt_piece *piece; /* RT_WORK */
+    enum rt_item_kind kind;
+    struct rt_piece *piece; /* RT_WORK, RT_HOLD */
     struct rt_mark *mark;   /* RT_RECORD, RT_WAIT */
 };
 
@@ -169,6 +172,7 @@ void rt_stream_close(struct rt_stream *stream);
 bool rt_stream_is_idle(const struct rt_stream *stream);
 /* Raw queue operations, no default-stream rules, no capture. */
 void rt_push_work(struct rt_stream *stream, struct rt_piece *piece); /* takes an own reference */
+void rt_push_hold(struct rt_stream *stream, struct rt_piece *piece); /* the same */
 void rt_push_wait(struct rt_stream *stream, struct rt_mark *mark);   /* takes an own reference */
 struct rt_mark *rt_push_record(struct rt_stream *stream);            /* caller owns the result */
 /* Applies the default stream's implicit order before something is put on stream. Fails if stream is the default one
@@ -182,6 +186,11 @@ cudaError_t rt_stream_wait(struct rt_stream *stream);
 /* Waits for all streams of a device. */
 void rt_device_wait(int device);
 bool rt_device_is_capturing(int device);
+/* A blocking stream of the device that is being captured, NULL if none. */
+struct rt_stream *rt_blocking_stream_in_capture(int device);
+void rt_streams_forget_capture(const struct rt_capture *capture);
+/* Caller owns the result. */
+struct rt_piece *rt_host_piece(cudaHostFn_t fn, void *data);
 /* Closes all user streams of a device (cudaDeviceReset). */
 void rt_device_close_streams(int device);
 
@@ -245,6 +254,9 @@ cudaError_t rt_capture_wait(struct rt_stream *stream, struct rt_event *event, bo
 cudaError_t rt_capture_spoil(struct rt_capture *capture, cudaError_t err);
 /* Joining a stream that is not captured to the capture of the event's latest record. */
 cudaError_t rt_capture_join(struct rt_stream *stream, struct rt_event *event);
+
+/* The graph that a captured stream adds to. */
+cudaError_t rt_capture_graph(struct rt_stream *stream, struct rt_graph **out);
 
 void rt_nodes_add(struct rt_nodes *set, struct rt_node *node);
 void rt_nodes_copy(struct rt_nodes *to, const struct rt_nodes *from);

@@ -15,7 +15,7 @@ static unsigned long long last_id;
 static pthread_once_t key_once = PTHREAD_ONCE_INIT;
 static pthread_key_t per_thread_key;
 
-static void add_item(struct rt_stream *stream, int kind, struct rt_piece *piece,
+static void add_item(struct rt_stream *stream, enum rt_item_kind kind, struct rt_piece *piece,
                      struct rt_mark *mark);
 
 static void run_piece(struct rt_stream *stream, struct rt_piece *piece)
@@ -40,6 +40,7 @@ static void do_item(struct rt_stream *stream, struct rt_item *item)
         run_piece(stream, item->piece);
         rt_piece_unref(item->piece);
         break;
+    case RT_HOLD: rt_piece_unref(item->piece); break;
     case RT_RECORD:
         rt_mark_finish(item->mark);
         rt_mark_unref(item->mark);
@@ -114,7 +115,7 @@ static void start_worker(struct rt_stream *stream)
     stream->has_worker = true;
 }
 
-static void add_item(struct rt_stream *stream, int kind, struct rt_piece *piece,
+static void add_item(struct rt_stream *stream, enum rt_item_kind kind, struct rt_piece *piece,
                      struct rt_mark *mark)
 {
     struct rt_item *item = rt_alloc(sizeof(*item));
@@ -141,6 +142,12 @@ void rt_push_work(struct rt_stream *stream, struct rt_piece *piece)
         rt_work_count++;
     stream->pushed++;
     add_item(stream, RT_WORK, piece, NULL);
+}
+
+void rt_push_hold(struct rt_stream *stream, struct rt_piece *piece)
+{
+    rt_piece_ref(piece);
+    add_item(stream, RT_HOLD, piece, NULL);
 }
 
 void rt_push_wait(struct rt_stream *stream, struct rt_mark *mark)
@@ -267,12 +274,31 @@ static bool is_blocking(const struct rt_stream *stream, int device)
            !(stream->flags & cudaStreamNonBlocking);
 }
 
-static cudaError_t join_all_to_legacy(struct rt_stream *legacy)
+struct rt_stream *rt_blocking_stream_in_capture(int device)
 {
     for (struct rt_stream *s = all.next; s != &all; s = s->next) {
-        if (is_blocking(s, legacy->device) && s->capture)
-            return rt_capture_spoil(s->capture, cudaErrorStreamCaptureImplicit);
+        if (is_blocking(s, device) && s->capture)
+            return s;
     }
+    return NULL;
+}
+
+void rt_streams_forget_capture(const struct rt_capture *capture)
+{
+    for (struct rt_stream *s = all.next; s != &all; s = s->next) {
+        if (s->capture != capture)
+            continue;
+        s->capture = NULL;
+        rt_nodes_clear(&s->deps);
+    }
+}
+
+static cudaError_t join_all_to_legacy(struct rt_stream *legacy)
+{
+    struct rt_stream *captured = rt_blocking_stream_in_capture(legacy->device);
+
+    if (captured)
+        return rt_capture_spoil(captured->capture, cudaErrorStreamCaptureImplicit);
     for (struct rt_stream *s = all.next; s != &all; s = s->next) {
         struct rt_mark *mark;
 

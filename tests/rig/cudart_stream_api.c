@@ -192,18 +192,30 @@ static void run_host_call(void *arg)
     rt_set_in_host_function(false);
 }
 
-static cudaError_t submit_host_call(struct rt_stream *stream, const struct host_call *call)
+static struct rt_piece *host_piece(const struct host_call *call)
 {
     struct host_call *copy = rt_alloc(sizeof(*copy));
     struct lcrig_work work = { .name = "host function",
                                .run = run_host_call,
                                .release = free,
                                .arg = copy };
-    struct rt_piece *piece = rt_piece_new(&work);
-    cudaError_t err;
 
     *copy = *call;
-    err = rt_submit(stream, piece, cudaGraphNodeTypeHost);
+    return rt_piece_new(&work);
+}
+
+struct rt_piece *rt_host_piece(cudaHostFn_t fn, void *data)
+{
+    struct host_call call = { .fn = fn, .data = data };
+
+    return host_piece(&call);
+}
+
+static cudaError_t submit_host_call(struct rt_stream *stream, const struct host_call *call)
+{
+    struct rt_piece *piece = host_piece(call);
+    cudaError_t err = rt_submit(stream, piece, cudaGraphNodeTypeHost);
+
     rt_piece_unref(piece);
     return err;
 }
