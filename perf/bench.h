@@ -1,0 +1,285 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * loongcomm-bench: all-to-all and all-reduce, NCCL alone beside NCCL with the library preloaded.
+ *
+ * Processes. A launcher starts, for each variant, one worker process per rank that it drives, and keeps
+ * all of them until the end. Only workers load a GPU context; each hangs on a socket of its launcher and
+ * does one request at a time, so that the two sets take turns on an otherwise idle machine. Started by
+ * itself, one launcher drives all ranks; under mpirun every process is a launcher of one rank, and the
+ * launchers agree through the bootstrap table. A launcher never calls CUDA or NCCL.
+ *
+ * Exit codes: 0 all results right, 1 a wrong result, a hang or a failure, 2 bad usage.
+ */
+#ifndef LC_PERF_BENCH_H
+#define LC_PERF_BENCH_H
+
+#include "common/deadline.h"
+
+#include <nccl.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <sys/types.h>
+
+#define LC_BENCH_MAX_RANKS 1024
+#define LC_BENCH_MAX_ITERS 4096 /* samples of one turn: they fit one message */
+#define LC_BENCH_MAX_LIST  64
+#define LC_BENCH_TEXT      480
+
+enum lc_bench_op {
+    LC_BENCH_ALLTOALL,
+    LC_BENCH_ALLREDUCE,
+};
+
+enum lc_bench_variant {
+    LC_BENCH_PLAIN, /* NCCL as it is */
+    LC_BENCH_OURS,  /* the same with libloongcomm.so preloaded */
+    LC_BENCH_VARIANTS,
+};
+
+struct lc_bench_dtype {
+    const char *name;
+    ncclDataType_t nccl;
+    unsigned size;
+    unsigned bits; /* integers up to 2^bits are exact in it */
+    int exponent;  /* bits of the exponent, 0: an integer type */
+    bool has_sign;
+};
+
+/* One line of the table. */
+struct lc_bench_case {
+    enum lc_bench_op op;
+    int dtype;    /* lc_bench_dtypes index */
+    size_t bytes; /* send buffer of a rank, after rounding */
+    double live;  /* share of rows that are not zero */
+    bool inplace;
+    bool graph;    /* calls are captured once and replayed */
+    bool sendrecv; /* all-to-all as a group of sends and receives */
+    unsigned bits; /* significant bits of a sum, at most */
+    uint64_t seed;
+};
+
+struct lc_bench_options {
+    enum lc_bench_op op;
+    size_t sizes[LC_BENCH_MAX_LIST];
+    int n_sizes;
+    int dtypes[LC_BENCH_MAX_LIST];
+    int n_dtypes;
+    double lives[LC_BENCH_MAX_LIST];
+    int n_lives;
+    bool variants[LC_BENCH_VARIANTS];
+    int ranks;  /* 0: as many as GPUs, at least 2 */
+    int iters;  /* 0: by the time budget, as warmup and rounds */
+    int warmup; /* -1 */
+    int rounds;
+    bool inplace;
+    bool graph;
+    bool sendrecv;
+    unsigned bits;
+    double budget_s;
+    int timeout_s;
+    uint64_t seed;
+    size_t rotate; /* SIZE_MAX: twice the GPU's L2 */
+    const char *json;
+    const char *csv;
+    const char *library;
+};
+
+/* What a worker says of the machine; plain data, sent as it is. */
+struct lc_bench_machine {
+    int gpus;
+    int driver; /* CUDA version of the driver, as CUDA writes it */
+    int nccl;   /* as NCCL writes it */
+    bool rig;   /* host memory instead of a GPU */
+    size_t l2_bytes;
+    char gpu[64];
+    char nccl_path[256];
+    char cudart_path[256];
+};
+
+struct lc_bench_series {
+    double *us; /* all samples of all rounds, microseconds per call, maximum over ranks */
+    size_t count;
+};
+
+struct lc_bench_result {
+    struct lc_bench_series series[LC_BENCH_VARIANTS];
+    double *ratios; /* per round: plain median / our median; NULL with one variant */
+    int rounds;
+    int iters;
+    int inner; /* calls per sample */
+    int slots; /* buffers used in turn */
+};
+
+/* cases.c */
+extern const struct lc_bench_dtype lc_bench_dtypes[];
+extern const char *const lc_bench_op_names[];
+extern const char *const lc_bench_variant_names[];
+int lc_bench_dtype_find(const char *name); /* -1: unknown */
+
+/* Every combination of the lists, equal ones once. The array is the caller's; the number or -errno; what
+ * cannot be run is named. */
+int lc_bench_cases(const struct lc_bench_options *options, int ranks, struct lc_bench_case **out);
+void lc_bench_case_text(const struct lc_bench_case *kase, char *text, size_t size);
+void lc_bench_size_text(size_t bytes, char *text, size_t size);
+
+/* Largest magnitude of an all-reduce's terms such that no sum of `ranks` of them rounds; 0: none. */
+int64_t lc_bench_term_max(const struct lc_bench_case *kase, int ranks);
+
+/* options.c: 0, or a complaint on stderr and -EINVAL. */
+int lc_bench_options_parse(int argc, char **argv, struct lc_bench_options *out);
+int lc_bench_parse_sizes(const char *text, size_t *sizes, int max); /* the number, or -EINVAL */
+int lc_bench_parse_lives(const char *text, double *lives, int max);
+int lc_bench_parse_dtypes(const char *text, int *dtypes, int max);
+void lc_bench_usage(FILE *out);
+
+/* data.c. Rows as in capacity-padded expert dispatch: a chunk (what goes to one rank; for an all-reduce
+ * the whole buffer) is [local expert][capacity] rows, the first few of each expert live, the others zero.
+ * All of it is a function of the case and the ranks, so that each rank knows what to expect. */
+struct lc_bench_rows {
+    size_t row_bytes;
+    size_t rows; /* the last one may be cut short */
+    size_t experts;
+    size_t capacity; /* rows per expert; the last expert may have fewer */
+};
+
+void lc_bench_rows_layout(size_t bytes, struct lc_bench_rows *out);
+size_t lc_bench_rows_live(const struct lc_bench_case *kase, const struct lc_bench_rows *rows,
+                          int src, int dst, size_t expert);
+double lc_bench_live_share(const struct lc_bench_case *kase, int ranks); /* what was really drawn */
+void lc_bench_fill_send(const struct lc_bench_case *kase, int ranks, int rank, void *out);
+void lc_bench_fill_expected(const struct lc_bench_case *kase, int ranks, int rank, void *out);
+void lc_bench_encode(const struct lc_bench_dtype *dtype, int64_t value, void *out);
+
+/* stats.c */
+double lc_bench_percentile(double *values, size_t count, double percent); /* sorts; NaN if none */
+double lc_bench_algbw(const struct lc_bench_case *kase, double us);       /* GB/s, as nccl-tests */
+double lc_bench_busbw(const struct lc_bench_case *kase, int ranks, double us);
+
+/* worker.c: main of a worker process; `fd` is its socket, `progress_fd` holds its progress page. */
+int lc_bench_worker(int fd, int progress_fd, pid_t launcher, const char *variant);
+
+/* Written by one worker, read by its launcher when it gives up waiting. Relaxed: a diagnosis may be a
+ * call late. */
+struct lc_bench_progress {
+    _Atomic uint64_t entered; /* calls into NCCL begun, and returned from, since the start */
+    _Atomic uint64_t returned;
+};
+
+enum lc_bench_request_kind {
+    LC_BENCH_ASK_ID = 1, /* make a unique id */
+    LC_BENCH_ASK_INIT,
+    LC_BENCH_ASK_CASE,
+    LC_BENCH_ASK_RUN,
+    LC_BENCH_ASK_QUIT,
+};
+
+struct lc_bench_request {
+    enum lc_bench_request_kind kind;
+    int rank, ranks, device; /* INIT */
+    ncclUniqueId id;
+    struct lc_bench_case kase; /* CASE */
+    size_t rotate;
+    int warmup, iters, inner; /* RUN */
+    bool verify;              /* poison before the last sample and check what it left */
+};
+
+/* A worker's first message carries `machine`; then one reply a request. Sent up to the last sample. */
+struct lc_bench_reply {
+    int error; /* 0 or -errno, then text says why */
+    int slots; /* CASE */
+    int samples;
+    char text[LC_BENCH_TEXT];
+    struct lc_bench_machine machine;
+    ncclUniqueId id;
+    double us[LC_BENCH_MAX_ITERS];
+};
+
+/* How launchers agree. Every launcher calls the same functions in the same order; each wait is bounded. */
+struct lc_bench_bootstrap {
+    const struct lc_bench_bootstrap_ops *ops;
+    int rank, size;             /* of this launcher */
+    int local_rank, local_size; /* among those on this machine */
+    int timeout_s;
+};
+
+struct lc_bench_bootstrap_ops {
+    int (*bcast)(struct lc_bench_bootstrap *self, void *data, size_t bytes); /* from launcher 0 */
+    /* `out` at launcher 0: size x bytes, in the order of ranks */
+    int (*gather)(struct lc_bench_bootstrap *self, const void *data, size_t bytes, void *out);
+    int (*barrier)(struct lc_bench_bootstrap *self);
+    void (*close)(struct lc_bench_bootstrap *self);
+    void (*abort)(struct lc_bench_bootstrap *self); /* ends the other launchers too */
+};
+
+int lc_bench_bootstrap_local(struct lc_bench_bootstrap *out);
+int lc_bench_bootstrap_mpi(struct lc_bench_bootstrap *out); /* -ENOTSUP: built without MPI */
+
+/* launcher.c: the workers of one launcher. */
+struct lc_bench_child {
+    pid_t pid; /* 0: none */
+    int fd;
+    struct lc_bench_progress *progress;
+};
+
+struct lc_bench_set {
+    enum lc_bench_variant variant;
+    int first; /* rank of children[0] */
+    int count;
+    int timeout_s;
+    struct lc_bench_child *children;
+};
+
+/* What a worker sees of the machine, from one that is started for that and ended. */
+int lc_bench_probe(int timeout_s, struct lc_bench_machine *out);
+
+/* Starts this launcher's workers of `ranks` ranks and makes their communicator. `replies`, here and below:
+ * room for one reply per worker. Whatever fails has been said on stderr. */
+int lc_bench_set_open(const struct lc_bench_options *options, enum lc_bench_variant variant,
+                      struct lc_bench_bootstrap *boot, int ranks,
+                      const struct lc_bench_machine *machine, struct lc_bench_reply *replies,
+                      struct lc_bench_set *out);
+
+/* Sends a request to every worker and waits for all replies. `what` is named when a worker fails, dies or
+ * does not answer in time. */
+int lc_bench_set_ask(struct lc_bench_set *set, const struct lc_bench_request *request,
+                     const char *what, struct lc_bench_reply *replies);
+
+int lc_bench_set_quit(struct lc_bench_set *set,
+                      struct lc_bench_reply *replies); /* an orderly end */
+void lc_bench_set_close(struct lc_bench_set *set);     /* kills who is left */
+
+/* measure.c */
+struct lc_bench {
+    const struct lc_bench_options *options;
+    struct lc_bench_machine machine;
+    struct lc_bench_bootstrap boot;
+    int ranks;
+    size_t rotate;
+    struct lc_bench_set sets[LC_BENCH_VARIANTS]; /* count 0: left out */
+    struct lc_bench_reply *replies;              /* one per worker of a set */
+    double *gathered;                            /* LC_BENCH_MAX_ITERS per launcher */
+};
+
+/* One case, all turns, in about budget_s. The result is complete at launcher 0 only, and the caller's to
+ * free; after a failure there is none. */
+int lc_bench_measure(struct lc_bench *bench, const struct lc_bench_case *kase, double budget_s,
+                     struct lc_bench_result *out);
+void lc_bench_result_free(struct lc_bench_result *result);
+
+/* output.c: the table, the JSON and the CSV file. */
+struct lc_bench_output;
+int lc_bench_output_open(const struct lc_bench *bench, int argc, char **argv,
+                         struct lc_bench_output **out);
+void lc_bench_output_progress(struct lc_bench_output *output, int index, int count,
+                              const struct lc_bench_case *kase);
+void lc_bench_output_result(struct lc_bench_output *output, const struct lc_bench_case *kase,
+                            struct lc_bench_result *result);
+int lc_bench_output_close(struct lc_bench_output *output, bool complete); /* finishes the files */
+
+/* compare.c: `compare A B`; argv[0] is "compare". Returns the exit code. */
+int lc_bench_compare(int argc, char **argv);
+
+#endif
