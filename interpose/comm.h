@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The communicators of this process, by NCCL's handle.
+ *
+ * An entry is made by the hook that creates a communicator, or at its first use if we missed that (made by
+ * a background thread, or by a function we do not replace). It is taken out before NCCL frees the handle,
+ * since the next communicator may get the same one. Looking one up takes no lock: entries live in memory
+ * that is only ever used for entries, and a reference count says whether one is in use. */
+#ifndef LC_INTERPOSE_COMM_H
+#define LC_INTERPOSE_COMM_H
+
+#include "interpose/ledger.h"
+#include "interpose/real.h"
+
+#include <stdbool.h>
+
+#define LC_COMM_MAX       4096 /* at a time; more pass through uncounted, with one warning */
+#define LC_COMM_KEPT      64   /* closed ones that stay apart in the report; more are added up */
+#define LC_COMM_NAME      32
+#define LC_DEVICE_UNKNOWN (-1)
+#define LC_DEVICE_UNASKED (-2)
+#define LC_COMM_NO_PARENT (-1)
+
+enum lc_comm_origin {
+    LC_COMM_INIT,
+    LC_COMM_SPLIT,
+    LC_COMM_SHRINK,
+    LC_COMM_ADOPTED, /* first seen in use */
+};
+
+struct lc_comm_facts {
+    int ranks;
+    int rank;
+    int device;     /* CUDA number, or one of LC_DEVICE_* */
+    int64_t parent; /* number of the entry it was split from, or LC_COMM_NO_PARENT */
+    enum lc_comm_origin origin;
+    char name[LC_COMM_NAME]; /* from ncclConfig_t, or empty */
+};
+
+struct lc_comm {
+    /* One for the table, one for each call under way; 0: unused. A call may take one only while it is not 0.
+     * Taken with acquire, dropped with release. */
+    _Atomic uint32_t refs;
+    uint32_t index;             /* place in the memory of entries, written once */
+    _Atomic uint32_t next_free; /* index + 1 of the next unused entry; used while unused */
+    _Atomic uintptr_t
+        handle;     /* NCCL's; written before refs becomes 1, read to see which one was pinned */
+    int64_t number; /* counts the entries of the process from 0 */
+    struct lc_comm_facts facts; /* all but device: written before refs becomes 1 */
+    _Atomic int device;         /* in place of facts.device: learnt at the first operation */
+    _Atomic bool closed;        /* NCCL has freed the handle */
+    _Atomic uint32_t windows;   /* memory windows registered on it */
+    struct lc_ledger ledger;
+};
+
+/* A communicator that has just been made. Replaces an entry of the same handle, which must be stale.
+ * NULL handles are ignored. */
+void lc_comm_add(ncclComm_t handle, const struct lc_comm_facts *facts);
+
+/* Pinned, or NULL if there is no entry. Never waits. */
+struct lc_comm *lc_comm_get(ncclComm_t handle);
+
+/* The same, but makes an entry from what NCCL says about the handle, if it says anything. To be called with
+ * lc_thread.inside set. */
+struct lc_comm *lc_comm_get_or_adopt(ncclComm_t handle, const struct lc_real *real);
+
+void lc_comm_put(struct lc_comm *comm); /* NULL is allowed */
+
+/* NCCL is about to free the handle. No entry: nothing happens. */
+void lc_comm_remove(ncclComm_t handle);
+
+/* Calls fn for each open entry, pinned, then for each closed one that was kept. */
+void lc_comm_each(void (*fn)(const struct lc_comm *comm, void *arg), void *arg);
+
+/* Counters of the closed ones that were not kept, and how many there were. */
+const struct lc_ledger *lc_comm_others(uint64_t *communicators);
+
+/* In the child: threads that were changing the table do not exist any more. */
+void lc_comm_after_fork(void);
+
+#endif

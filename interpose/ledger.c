@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "interpose/ledger.h"
+
+#include <string.h>
+
+/* A ledger is nothing but counters, so that merging needs no list of them. */
+#define WORDS (sizeof(struct lc_ledger) / sizeof(uint64_t))
+_Static_assert(sizeof(struct lc_ledger) % sizeof(uint64_t) == 0, "counters only");
+
+struct lc_groups lc_groups;
+
+static const struct {
+    const char *path;
+    const char *reason;
+} outcomes[LC_OUTCOMES] = {
+    [LC_NCCL_NO_FASTER_PATH] = {"nccl", "no-faster-path"},
+};
+
+const char *lc_outcome_path(enum lc_outcome outcome)
+{
+    return outcomes[outcome].path;
+}
+
+const char *lc_outcome_reason(enum lc_outcome outcome)
+{
+    return outcomes[outcome].reason;
+}
+
+void lc_ledger_merge(struct lc_ledger *into, const struct lc_ledger *from)
+{
+    uint64_t *to = (uint64_t *)into;
+    const uint64_t *word = (const uint64_t *)from;
+
+    for (size_t i = 0; i < WORDS; i++) {
+        uint64_t value = __atomic_load_n(&word[i], __ATOMIC_RELAXED);
+
+        if (value)
+            lc_add(&to[i], value);
+    }
+}
+
+void lc_ledger_clear(struct lc_ledger *ledger)
+{
+    memset(ledger, 0, sizeof(*ledger));
+}
+
+uint64_t lc_ledger_calls(const struct lc_ledger *ledger)
+{
+    uint64_t calls = 0;
+
+    for (int kind = 0; kind < LC_OP_KINDS; kind++) {
+        for (int outcome = 0; outcome < LC_OUTCOMES; outcome++)
+            calls += __atomic_load_n(&ledger->op[kind].by[outcome].calls, __ATOMIC_RELAXED);
+    }
+    return calls;
+}

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What was asked of us and what became of it. Counters only: no clock, no lock, no allocation. */
+#ifndef LC_INTERPOSE_LEDGER_H
+#define LC_INTERPOSE_LEDGER_H
+
+#include "interpose/op.h"
+
+/* The path a call took and why not a better one. Reasons are worded for users: see lc_outcome_reason. */
+enum lc_outcome {
+    LC_NCCL_NO_FASTER_PATH,
+    LC_OUTCOMES,
+};
+
+const char *lc_outcome_path(enum lc_outcome outcome);
+const char *lc_outcome_reason(enum lc_outcome outcome);
+
+/* Bucket 0 counts the value 0, bucket i the values 2^(i-1) .. 2^i - 1, the last one all larger ones. */
+#define LC_BUCKETS 42
+
+/* Written by any thread with relaxed additions and read with relaxed loads: a reader sees each counter
+ * at some recent moment, not all of them at the same one. */
+struct lc_tally {
+    uint64_t calls;
+    uint64_t asked; /* bytes, see lc_op_bytes */
+    uint64_t
+        sent; /* bytes of send buffer that the path handed on; NCCL's own path: what was asked */
+};
+
+struct lc_ledger_op {
+    struct lc_tally by[LC_OUTCOMES];
+    uint64_t sizes[LC_BUCKETS]; /* calls by bytes asked */
+};
+
+struct lc_ledger {
+    struct lc_ledger_op op[LC_OP_KINDS];
+};
+
+static inline unsigned lc_bucket(uint64_t value)
+{
+    unsigned bits = value ? 64 - (unsigned)__builtin_clzll(value) : 0;
+
+    return bits < LC_BUCKETS ? bits : LC_BUCKETS - 1;
+}
+
+static inline void lc_add(uint64_t *counter, uint64_t value)
+{
+    __atomic_fetch_add(counter, value, __ATOMIC_RELAXED);
+}
+
+static inline void lc_ledger_add(struct lc_ledger *ledger, enum lc_op_kind kind,
+                                 enum lc_outcome outcome, uint64_t asked, uint64_t sent)
+{
+    struct lc_ledger_op *op = &ledger->op[kind];
+
+    lc_add(&op->by[outcome].calls, 1);
+    lc_add(&op->by[outcome].asked, asked);
+    lc_add(&op->by[outcome].sent, sent);
+    lc_add(&op->sizes[lc_bucket(asked)], 1);
+}
+
+/* Adds what `from` holds now to `into`; both may be in use. */
+void lc_ledger_merge(struct lc_ledger *into, const struct lc_ledger *from);
+
+/* Nobody else may use it. */
+void lc_ledger_clear(struct lc_ledger *ledger);
+
+uint64_t lc_ledger_calls(const struct lc_ledger *ledger);
+
+/* Operations per outermost group of the whole process, by bucket. Empty groups count in bucket 0. */
+struct lc_groups {
+    uint64_t sizes[LC_BUCKETS];
+};
+extern struct lc_groups lc_groups; /* as struct lc_tally */
+
+#endif
