@@ -1,0 +1,327 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "common/json.h"
+#include "interpose/report.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#define SMALL_BUCKET 16 /* values below 2^16: 64 KiB */
+
+/* "1.5 GiB". `out` must hold 16 characters. */
+static const char *human(uint64_t bytes, char *out)
+{
+    static const char *const units[] = { "B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB" };
+    double value = (double)bytes;
+    int unit = 0;
+
+    for (; value >= 1024 && unit < 6; unit++)
+        value /= 1024;
+    (void)snprintf(out, 16, unit ? "%.1f %s" : "%.0f %s", value, units[unit]);
+    return out;
+}
+
+static const char *nccl_version(int code, char *out, size_t size)
+{
+    if (code)
+        (void)snprintf(out, size, "%d.%d.%d", code / 10000, code / 100 % 100, code % 100);
+    else
+        (void)snprintf(out, size, "of unknown version");
+    return out;
+}
+
+static uint64_t op_calls(const struct lc_ledger_op *op)
+{
+    uint64_t calls = 0;
+
+    for (int i = 0; i < LC_OUTCOMES; i++)
+        calls += op->by[i].calls;
+    return calls;
+}
+
+/* The sizes that most calls had: "64 KiB-128 KiB (80 %)". */
+static void print_usual(const struct lc_ledger_op *op, FILE *out)
+{
+    uint64_t total = 0;
+    int most = 0;
+    char low[16];
+    char high[16];
+    char text[64];
+
+    for (int i = 0; i < LC_BUCKETS; i++) {
+        total += op->sizes[i];
+        if (op->sizes[i] > op->sizes[most])
+            most = i;
+    }
+    if (!total)
+        return;
+    if (most == 0)
+        (void)snprintf(text, sizeof(text), "empty (%.0f %%)",
+                       (double)(op->sizes[most] * 100 / total));
+    else
+        (void)snprintf(text, sizeof(text), "%s-%s (%.0f %%)", human(UINT64_C(1) << (most - 1), low),
+                       human(UINT64_C(1) << most, high), (double)(op->sizes[most] * 100 / total));
+    fprintf(out, "  %-26s", text);
+}
+
+static void print_ledger(const struct lc_ledger *ledger, FILE *out)
+{
+    char asked[16];
+    char sent[16];
+
+    for (int kind = 0; kind < LC_OP_KINDS; kind++) {
+        const struct lc_ledger_op *op = &ledger->op[kind];
+
+        for (int i = 0; i < LC_OUTCOMES; i++) {
+            if (!op->by[i].calls)
+                continue;
+            fprintf(out, "    %-14s %10" PRIu64 " calls %12s asked %12s sent",
+                    lc_op_name((enum lc_op_kind)kind), op->by[i].calls,
+                    human(op->by[i].asked, asked), human(op->by[i].sent, sent));
+            print_usual(op, out);
+            fprintf(out, "  %s (%s)\n", lc_outcome_path((enum lc_outcome)i),
+                    lc_outcome_reason((enum lc_outcome)i));
+        }
+    }
+}
+
+static void print_comm(const struct lc_report_comm *comm, FILE *out)
+{
+    static const char *const origins[] = { "", ", split", ", shrunk", ", first seen in use" };
+
+    fprintf(out, "  communicator #%" PRId64, comm->number);
+    if (*comm->facts.name)
+        fprintf(out, " \"%s\"", comm->facts.name);
+    fprintf(out, ": rank %d of %d", comm->facts.rank, comm->facts.ranks);
+    if (comm->facts.device >= 0)
+        fprintf(out, ", device %d", comm->facts.device);
+    fputs(origins[comm->facts.origin], out);
+    if (comm->facts.parent >= 0)
+        fprintf(out, " from #%" PRId64, comm->facts.parent);
+    if (comm->windows)
+        fprintf(out, ", %u memory windows", comm->windows);
+    if (comm->closed)
+        fputs(", closed", out);
+    fputs(lc_ledger_calls(&comm->ledger) ? "\n" : ", no operations\n", out);
+    print_ledger(&comm->ledger, out);
+}
+
+static void total(const struct lc_report *report, struct lc_ledger *out)
+{
+    lc_ledger_clear(out);
+    lc_ledger_merge(out, &report->others);
+    for (size_t i = 0; i < report->count; i++)
+        lc_ledger_merge(out, &report->comm[i].ledger);
+}
+
+static void print_hints(const struct lc_report *report, FILE *out)
+{
+    struct lc_ledger sum;
+    const struct lc_ledger_op *op = &sum.op[LC_OP_ALL_REDUCE];
+    uint64_t small = 0;
+    uint64_t calls;
+
+    total(report, &sum);
+    calls = op_calls(op);
+    for (int i = 0; i <= SMALL_BUCKET; i++)
+        small += op->sizes[i];
+    if (calls >= 100 && small * 2 > calls)
+        fprintf(out,
+                "  hint: %" PRIu64 " of %" PRIu64
+                " all-reduces were smaller than 64 KiB, where the "
+                "start of each costs more than its data; fewer and larger ones are faster (larger "
+                "buckets, or all_reduce_coalesced)\n",
+                small, calls);
+}
+
+static void print_groups(const struct lc_report *report, FILE *out)
+{
+    uint64_t groups = 0;
+    uint64_t larger = 0;
+
+    for (int i = 0; i < LC_BUCKETS; i++) {
+        groups += report->groups.sizes[i];
+        larger += i > 1 ? report->groups.sizes[i] : 0;
+    }
+    if (groups)
+        fprintf(out, "  groups: %" PRIu64 ", of them %" PRIu64 " with two operations or more\n",
+                groups, larger);
+}
+
+void lc_report_print(const struct lc_report *report, FILE *out)
+{
+    char version[32];
+
+    fprintf(out, "loongcomm %s: rank %d of %d, process %d on %s\n", report->version, report->rank,
+            report->ranks, report->pid, report->host);
+    fprintf(out, "  NCCL %s, %s\n", nccl_version(report->nccl_version, version, sizeof(version)),
+            report->nccl_path ? report->nccl_path : "not loaded");
+    if (!report->enabled)
+        fprintf(out,
+                "  disabled by LOONGCOMM_ENABLE: every call went straight to NCCL, uncounted\n");
+    for (size_t i = 0; i < report->count; i++)
+        print_comm(&report->comm[i], out);
+    if (report->other_count) {
+        fprintf(out, "  %" PRIu64 " more communicators together:\n", report->other_count);
+        print_ledger(&report->others, out);
+    }
+    print_groups(report, out);
+    print_hints(report, out);
+}
+
+void lc_report_print_line(const struct lc_report *report, FILE *out)
+{
+    struct lc_ledger sum;
+    uint64_t asked = 0;
+    uint64_t sent = 0;
+    char asked_text[16];
+    char sent_text[16];
+
+    if (!report->enabled) {
+        fprintf(out, "loongcomm %s: rank %d of %d: disabled by LOONGCOMM_ENABLE\n", report->version,
+                report->rank, report->ranks);
+        return;
+    }
+    total(report, &sum);
+    for (int kind = 0; kind < LC_OP_KINDS; kind++) {
+        for (int i = 0; i < LC_OUTCOMES; i++) {
+            asked += sum.op[kind].by[i].asked;
+            sent += sum.op[kind].by[i].sent;
+        }
+    }
+    fprintf(out, "loongcomm %s: rank %d of %d: %" PRIu64 " calls, %s asked, %s sent\n",
+            report->version, report->rank, report->ranks, lc_ledger_calls(&sum),
+            human(asked, asked_text), human(sent, sent_text));
+}
+
+static void json_buckets(struct lc_json *json, const char *key, const uint64_t *sizes)
+{
+    lc_json_key(json, key);
+    lc_json_array(json);
+    for (int i = 0; i < LC_BUCKETS; i++) {
+        if (!sizes[i])
+            continue;
+        lc_json_object(json);
+        lc_json_key(json, "from");
+        lc_json_uint(json, i ? UINT64_C(1) << (i - 1) : 0);
+        lc_json_key(json, "count");
+        lc_json_uint(json, sizes[i]);
+        lc_json_end(json);
+    }
+    lc_json_end(json);
+}
+
+static void json_ledger(struct lc_json *json, const struct lc_ledger *ledger)
+{
+    lc_json_key(json, "operations");
+    lc_json_array(json);
+    for (int kind = 0; kind < LC_OP_KINDS; kind++) {
+        const struct lc_ledger_op *op = &ledger->op[kind];
+
+        if (!op_calls(op))
+            continue;
+        lc_json_object(json);
+        lc_json_key(json, "op");
+        lc_json_string(json, lc_op_nccl_name((enum lc_op_kind)kind));
+        lc_json_key(json, "paths");
+        lc_json_array(json);
+        for (int i = 0; i < LC_OUTCOMES; i++) {
+            if (!op->by[i].calls)
+                continue;
+            lc_json_object(json);
+            lc_json_key(json, "path");
+            lc_json_string(json, lc_outcome_path((enum lc_outcome)i));
+            lc_json_key(json, "reason");
+            lc_json_string(json, lc_outcome_reason((enum lc_outcome)i));
+            lc_json_key(json, "calls");
+            lc_json_uint(json, op->by[i].calls);
+            lc_json_key(json, "bytes_asked");
+            lc_json_uint(json, op->by[i].asked);
+            lc_json_key(json, "bytes_sent");
+            lc_json_uint(json, op->by[i].sent);
+            lc_json_end(json);
+        }
+        lc_json_end(json);
+        json_buckets(json, "sizes", op->sizes);
+        lc_json_end(json);
+    }
+    lc_json_end(json);
+}
+
+static void json_comm(struct lc_json *json, const struct lc_report_comm *comm)
+{
+    static const char *const origins[] = { "init", "split", "shrink", "adopted" };
+
+    lc_json_object(json);
+    lc_json_key(json, "number");
+    lc_json_int(json, comm->number);
+    lc_json_key(json, "name");
+    lc_json_string(json, *comm->facts.name ? comm->facts.name : NULL);
+    lc_json_key(json, "ranks");
+    lc_json_int(json, comm->facts.ranks);
+    lc_json_key(json, "rank");
+    lc_json_int(json, comm->facts.rank);
+    lc_json_key(json, "device");
+    if (comm->facts.device >= 0)
+        lc_json_int(json, comm->facts.device);
+    else
+        lc_json_string(json, NULL);
+    lc_json_key(json, "origin");
+    lc_json_string(json, origins[comm->facts.origin]);
+    lc_json_key(json, "parent");
+    if (comm->facts.parent >= 0)
+        lc_json_int(json, comm->facts.parent);
+    else
+        lc_json_string(json, NULL);
+    lc_json_key(json, "windows");
+    lc_json_uint(json, comm->windows);
+    lc_json_key(json, "closed");
+    lc_json_bool(json, comm->closed);
+    json_ledger(json, &comm->ledger);
+    lc_json_end(json);
+}
+
+int lc_report_print_json(const struct lc_report *report, FILE *out)
+{
+    struct lc_json json;
+    char version[32];
+
+    lc_json_init(&json, out);
+    lc_json_object(&json);
+    lc_json_key(&json, "schema");
+    lc_json_string(&json, "loongcomm.report/1");
+    lc_json_key(&json, "version");
+    lc_json_string(&json, report->version);
+    lc_json_key(&json, "host");
+    lc_json_string(&json, report->host);
+    lc_json_key(&json, "pid");
+    lc_json_int(&json, report->pid);
+    lc_json_key(&json, "rank");
+    lc_json_int(&json, report->rank);
+    lc_json_key(&json, "ranks");
+    lc_json_int(&json, report->ranks);
+    lc_json_key(&json, "enabled");
+    lc_json_bool(&json, report->enabled);
+    lc_json_key(&json, "nccl");
+    lc_json_object(&json);
+    lc_json_key(&json, "version");
+    lc_json_string(&json, report->nccl_version
+                              ? nccl_version(report->nccl_version, version, sizeof(version))
+                              : NULL);
+    lc_json_key(&json, "path");
+    lc_json_string(&json, report->nccl_path);
+    lc_json_end(&json);
+    lc_json_key(&json, "communicators");
+    lc_json_array(&json);
+    for (size_t i = 0; i < report->count; i++)
+        json_comm(&json, &report->comm[i]);
+    lc_json_end(&json);
+    lc_json_key(&json, "others");
+    lc_json_object(&json);
+    lc_json_key(&json, "communicators");
+    lc_json_uint(&json, report->other_count);
+    json_ledger(&json, &report->others);
+    lc_json_end(&json);
+    json_buckets(&json, "groups", report->groups.sizes);
+    lc_json_end(&json);
+    return lc_json_finish(&json);
+}
