@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "interpose/real.h"
 
-#include "common/config.h"
 #include "common/log.h"
+#include "interpose/find.h"
+#include "interpose/process.h"
 
 #include <dlfcn.h>
-#include <pthread.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define STR_(x) #x
@@ -25,47 +26,91 @@ static const struct {
 #define LC_SYM(name) { #name, offsetof(struct lc_real, name) },
 #include "interpose/symbols.def"
 #undef LC_SYM
+#define LC_ASK(name) { #name, offsetof(struct lc_real, name) },
+#include "interpose/ask.def"
+#undef LC_ASK
 };
 
-static struct lc_real real_table;
+_Atomic(const struct lc_real *) lc_real_table;
 
-/* Python loads its extensions with RTLD_LOCAL: NCCL is then not after us in the search order,
-   so ask the copy that is already loaded, and never load a second one. */
-static void *find(const char *name)
+/* Where functions are taken from. */
+struct origin {
+    struct lc_nccl nccl; /* of this object's own table if !next */
+    bool next;           /* what RTLD_NEXT finds */
+    bool whole; /* nccl is an NCCL: with next, no other NCCL may add functions that it lacks */
+};
+
+/* Python loads its extensions with RTLD_LOCAL: NCCL is then not after us in the search order, RTLD_NEXT
+ * finds nothing, and the objects that are loaded have to be asked one by one. Where RTLD_NEXT does work it
+ * comes first, so that another interposer behind us is not skipped. */
+static bool locate(struct origin *out)
 {
-    static const char *const libraries[] = { "libnccl.so.2" };
-    void *addr = dlsym(RTLD_NEXT, name);
+    void *addr = dlsym(RTLD_NEXT, "ncclCommInitRank");
 
-    for (size_t i = 0; !addr && i < sizeof(libraries) / sizeof(*libraries); i++) {
-        void *lib = dlopen(libraries[i], RTLD_LAZY | RTLD_NOLOAD);
-
-        if (lib)
-            addr = dlsym(lib, name);
-    }
-    return addr;
+    out->next = addr && lc_nccl_at(addr, &out->nccl);
+    if (!out->next && !lc_nccl_find_loaded(&out->nccl))
+        return false;
+    out->whole = lc_nccl_is_whole(&out->nccl);
+    return true;
 }
 
-static void load(void)
+static void *look_up(struct origin *origin, const char *name)
 {
-    struct lc_config config;
+    void *addr = dlsym(origin->next ? RTLD_NEXT : origin->nccl.handle, name);
+    struct lc_nccl owner;
+    bool usable;
 
-    (void)lc_config_load(&config); /* bad values were logged and replaced */
-    lc_log_max = config.log_level;
+    if (!addr || !origin->next)
+        return addr;
+    if (!lc_nccl_at(addr, &owner))
+        return NULL; /* the proxy: its trampoline would lead back to us */
+    usable = owner.handle == origin->nccl.handle || !lc_nccl_is_whole(&owner);
+    if (!usable && !origin->whole) {
+        (void)dlclose(origin->nccl.handle); /* a tracer in front of this NCCL */
+        origin->nccl = owner;
+        origin->whole = true;
+        return addr;
+    }
+    (void)dlclose(owner.handle);
+    return usable ? addr : NULL; /* another NCCL: the two must not share a communicator */
+}
+
+static void fill(struct origin *origin, struct lc_real *real)
+{
     for (size_t i = 0; i < sizeof(symbols) / sizeof(*symbols); i++) {
-        void *addr = find(symbols[i].name);
+        void *addr = look_up(origin, symbols[i].name);
 
-        if (!addr) {
-            lc_debug("the loaded NCCL has no %s", symbols[i].name);
-            continue;
-        }
-        memcpy((char *)&real_table + symbols[i].offset, &addr, sizeof(addr));
+        if (!addr)
+            lc_info("%s has no %s: that call is not taken over", origin->nccl.path,
+                    symbols[i].name);
+        memcpy((char *)real + symbols[i].offset, &addr, sizeof(addr));
     }
+    real->path = origin->nccl.path;
+    if (!real->ncclGetVersion || real->ncclGetVersion(&real->version) != ncclSuccess)
+        real->version = 0;
 }
 
-const struct lc_real *lc_real(void)
+/* Without a lock: a thread in the middle of dlopen may be waiting for a thread that resolves, and
+ * resolving needs the loader's lock. Two threads may do the work; the first to finish is kept. */
+const struct lc_real *lc_real_resolve(void)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    static const struct lc_real none;
+    const struct lc_real *expected = NULL;
+    struct origin origin;
+    struct lc_real *real;
 
-    pthread_once(&once, load);
-    return &real_table;
+    lc_process_begin();
+    if (!locate(&origin))
+        return &none; /* not remembered: it may be loaded later */
+    real = calloc(1, sizeof(*real));
+    if (!real)
+        return &none;
+    fill(&origin, real);
+    if (!atomic_compare_exchange_strong_explicit(&lc_real_table, &expected, real,
+                                                 memory_order_release, memory_order_acquire)) {
+        free(real);
+        return expected;
+    }
+    lc_debug("calls go to NCCL %d in %s", real->version, real->path);
+    return real;
 }

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "interpose/create.h"
+
+#include "interpose/call.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define CONFIG_MAGIC 0xcafebeefu
+
+/* The program may have been built with an older, shorter struct: its own size says what is there. */
+static void copy_name(const ncclConfig_t *config, char *name)
+{
+    name[0] = '\0';
+    if (config && config->magic == CONFIG_MAGIC &&
+        config->size >= offsetof(ncclConfig_t, commName) + sizeof(config->commName) &&
+        config->commName)
+        strncat(name, config->commName, LC_COMM_NAME - 1);
+}
+
+void lc_create_init(const ncclComm_t *newcomm, int ranks, int rank, int device,
+                    const ncclConfig_t *config)
+{
+    struct lc_comm_facts facts = { .ranks = ranks,
+                                   .rank = rank,
+                                   .device = device,
+                                   .parent = LC_COMM_NO_PARENT,
+                                   .origin = LC_COMM_INIT };
+
+    copy_name(config, facts.name);
+    lc_comm_add(__atomic_load_n(newcomm, __ATOMIC_ACQUIRE), &facts);
+}
+
+struct lc_pending lc_create_prepare_child(ncclComm_t parent, ncclComm_t *newcomm,
+                                          const ncclConfig_t *config, enum lc_comm_origin origin)
+{
+    struct lc_pending child = { .where = newcomm, .parent = LC_COMM_NO_PARENT, .origin = origin };
+    struct lc_comm *comm = lc_comm_get(parent);
+
+    if (comm)
+        child.parent = comm->number;
+    lc_comm_put(comm);
+    copy_name(config, child.name);
+    return child;
+}
+
+static void add_child(const struct lc_pending *child, const struct lc_real *real)
+{
+    ncclComm_t handle = __atomic_load_n(child->where, __ATOMIC_ACQUIRE);
+    struct lc_comm_facts facts = { .device = LC_DEVICE_UNASKED,
+                                   .parent = child->parent,
+                                   .origin = child->origin };
+
+    if (!handle || !real->ncclCommCount || !real->ncclCommUserRank ||
+        real->ncclCommCount(handle, &facts.ranks) != ncclSuccess ||
+        real->ncclCommUserRank(handle, &facts.rank) != ncclSuccess)
+        return;
+    memcpy(facts.name, child->name, sizeof(facts.name));
+    lc_comm_add(handle, &facts);
+}
+
+void lc_create_child(const struct lc_pending *child, ncclResult_t result,
+                     const struct lc_real *real)
+{
+    struct lc_pending *later;
+
+    if (!lc_accepted(result) || !child->where)
+        return;
+    if (lc_thread.depth == 0) {
+        if (result == ncclSuccess)
+            add_child(child, real);
+        return;
+    }
+    later = malloc(sizeof(*later));
+    if (!later)
+        return; /* adopted at its first use */
+    *later = *child;
+    later->next = lc_thread.pending;
+    lc_thread.pending = later;
+}
+
+void lc_create_pending(bool complete, const struct lc_real *real)
+{
+    struct lc_pending *child = lc_thread.pending;
+
+    lc_thread.pending = NULL;
+    while (child) {
+        struct lc_pending *next = child->next;
+
+        if (complete)
+            add_child(child, real);
+        free(child);
+        child = next;
+    }
+}

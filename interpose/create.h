@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * When a new communicator enters the table. NCCL writes the handle of an Init at the call, even if the
+ * communicator is not usable yet (in a group, or not blocking). The handle of a Split or Shrink is NULL until
+ * the communicator is complete: after the call, after the end of the group, or some time later from a thread
+ * of NCCL's. In the last case the first use adopts it. */
+#ifndef LC_INTERPOSE_CREATE_H
+#define LC_INTERPOSE_CREATE_H
+
+#include "interpose/comm.h"
+#include "interpose/process.h"
+
+/* After an Init that NCCL accepted. */
+void lc_create_init(const ncclComm_t *newcomm, int ranks, int rank, int device,
+                    const ncclConfig_t *config);
+
+/* Before and after a Split or Shrink: the config and the parent may be gone after the call. */
+struct lc_pending lc_create_prepare_child(ncclComm_t parent, ncclComm_t *newcomm,
+                                          const ncclConfig_t *config, enum lc_comm_origin origin);
+void lc_create_child(const struct lc_pending *child, ncclResult_t result,
+                     const struct lc_real *real);
+
+/* The outermost group has ended. */
+void lc_create_pending(bool complete, const struct lc_real *real);
+
+#endif

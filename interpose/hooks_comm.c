@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Making and ending communicators, and what belongs to one. */
+#include "interpose/call.h"
+#include "interpose/comm.h"
+#include "interpose/create.h"
+
+LC_EXPORT ncclResult_t ncclGetVersion(int *version)
+{
+    LC_REAL(ncclGetVersion);
+    bool own = lc_call_enter_other();
+    ncclResult_t result = real->ncclGetVersion(version);
+
+    lc_call_leave_other(own);
+    return result;
+}
+
+LC_EXPORT ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId)
+{
+    LC_REAL(ncclGetUniqueId);
+    bool own = lc_call_enter_other();
+    ncclResult_t result = real->ncclGetUniqueId(uniqueId);
+
+    lc_call_leave_other(own);
+    return result;
+}
+
+LC_EXPORT ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank)
+{
+    LC_REAL(ncclCommInitRank);
+    bool own = lc_call_enter_other();
+    ncclResult_t result = real->ncclCommInitRank(comm, nranks, commId, rank);
+
+    if (own && lc_accepted(result))
+        lc_create_init(comm, nranks, rank, LC_DEVICE_UNASKED, NULL);
+    lc_call_leave_other(own);
+    return result;
+}
+
+LC_EXPORT ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId commId,
+                                              int rank, ncclConfig_t *config)
+{
+    LC_REAL(ncclCommInitRankConfig);
+    bool own = lc_call_enter_other();
+    ncclResult_t result = real->ncclCommInitRankConfig(comm, nranks, commId, rank, config);
+
+    if (own && lc_accepted(result))
+        lc_create_init(comm, nranks, rank, LC_DEVICE_UNASKED, config);
+    lc_call_leave_other(own);
+    return result;
+}
+
+LC_EXPORT ncclResult_t ncclCommInitRankScalable(ncclComm_t *newcomm, int nranks, int myrank,
+                                                int nId, ncclUniqueId *commIds,
+                                                ncclConfig_t *config)
+{
+    LC_REAL(ncclCommInitRankScalable);
+    bool own = lc_call_enter_other();
+    ncclResult_t result = real->ncclCommInitRankScalable(newcomm, nranks, myrank, nId, commIds,
+                                                         config);
+
+    if (own && lc_accepted(result))
+        lc_create_init(newcomm, nranks, myrank, LC_DEVICE_UNASKED, config);
+    lc_call_leave_other(own);
+    return result;
+}
+
+LC_EXPORT ncclResult_t ncclCommInitAll(ncclComm_t *comm, int ndev, const int *devlist)
+{
+    LC_REAL(ncclCommInitAll);
+    bool own = lc_call_enter_other();
+    ncclResult_t result = real->ncclCommInitAll(comm, ndev, devlist);
+
+    for (int i = 0; own && lc_accepted(result) && i < ndev; i++)
+        lc_create_init(&comm[i], ndev, i, devlist ? devlist[i] : i, NULL);
+    lc_call_leave_other(own);
+    return result;
+}
+
+LC_EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm,
+                                     ncclConfig_t *config)
+{
+    LC_REAL(ncclCommSplit);
+    bool own = lc_call_enter_other();
+    struct lc_pending child = lc_create_prepare_child(comm, newcomm, config, LC_COMM_SPLIT);
+    ncclResult_t result = real->ncclCommSplit(comm, color, key, newcomm, config);
+
+    if (own)
+        lc_create_child(&child, result, real);
+    lc_call_leave_other(own);
+    return result;
+}
+
+LC_EXPORT ncclResult_t ncclCommShrink(ncclComm_t comm, int *excludeRanksList, int excludeRanksCount,
+                                      ncclComm_t *newcomm, ncclConfig_t *config, int shrinkFlags)
+{
+    LC_REAL(ncclCommShrink);
+    bool own = lc_call_enter_other();
+    struct lc_pending child = lc_create_prepare_child(comm, newcomm, config, LC_COMM_SHRINK);
+    ncclResult_t result = real->ncclCommShrink(comm, excludeRanksList, excludeRanksCount, newcomm,
+                                               config, shrinkFlags);
+
+    if (own)
+        lc_create_child(&child, result, real);
+    lc_call_leave_other(own);
+    return result;
+}
+
+LC_EXPORT ncclResult_t ncclCommFinalize(ncclComm_t comm)
+{
+    LC_REAL(ncclCommFinalize);
+    bool own = lc_call_enter_other();
+    ncclResult_t result = real->ncclCommFinalize(comm); /* the handle stays valid */
+
+    lc_call_leave_other(own);
+    return result;
+}
+
+LC_EXPORT ncclResult_t ncclCommDestroy(ncclComm_t comm)
+{
+    LC_REAL(ncclCommDestroy);
+    bool own = lc_call_enter_other();
+    ncclResult_t result;
+
+    lc_comm_remove(comm);
+    result = real->ncclCommDestroy(comm);
+    lc_call_leave_other(own);
+    return result;
+}
+
+LC_EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm)
+{
+    LC_REAL(ncclCommAbort);
+    bool own = lc_call_enter_other();
+    ncclResult_t result;
+
+    lc_comm_remove(comm);
+    result = real->ncclCommAbort(comm);
+    lc_call_leave_other(own);
+    return result;
+}
+
+#if NCCL_VERSION_CODE >= 22807
+LC_EXPORT ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags)
+{
+    LC_REAL(ncclCommRevoke);
+    bool own = lc_call_enter_other();
+    ncclResult_t result = real->ncclCommRevoke(comm, revokeFlags);
+
+    lc_call_leave_other(own);
+    return result;
+}
+#endif
+
+/* Polled by watchdogs that end the job if it blocks: nothing here may wait. */
+LC_EXPORT ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError)
+{
+    LC_REAL(ncclCommGetAsyncError);
+    bool own = lc_call_enter_other();
+    ncclResult_t result = real->ncclCommGetAsyncError(comm, asyncError);
+
+    lc_call_leave_other(own);
+    return result;
+}
+
+LC_EXPORT ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *buff, size_t size,
+                                              ncclWindow_t *win, int winFlags)
+{
+    LC_REAL(ncclCommWindowRegister);
+    bool own = lc_call_enter_other();
+    ncclResult_t result = real->ncclCommWindowRegister(comm, buff, size, win, winFlags);
+
+    if (own && lc_accepted(result)) {
+        struct lc_comm *entry = lc_comm_get(comm);
+
+        if (entry)
+            atomic_fetch_add_explicit(&entry->windows, 1, memory_order_relaxed);
+        lc_comm_put(entry);
+    }
+    lc_call_leave_other(own);
+    return result;
+}
+
+LC_EXPORT ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar,
+                                                ncclDataType_t datatype,
+                                                ncclScalarResidence_t residence, ncclComm_t comm)
+{
+    LC_REAL(ncclRedOpCreatePreMulSum);
+    bool own = lc_call_enter_other();
+    ncclResult_t result = real->ncclRedOpCreatePreMulSum(op, scalar, datatype, residence, comm);
+
+    lc_call_leave_other(own);
+    return result;
+}
+
+LC_EXPORT ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm)
+{
+    LC_REAL(ncclRedOpDestroy);
+    bool own = lc_call_enter_other();
+    ncclResult_t result = real->ncclRedOpDestroy(op, comm);
+
+    lc_call_leave_other(own);
+    return result;
+}
