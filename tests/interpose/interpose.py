@@ -1,0 +1,273 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs one test of the preloaded library against libraries that stand for NCCL.
+
+interpose.py TEST KEY=PATH...: the keys are lib, proxy, app, bare (an app without NCCL), user (a library linked
+with NCCL), locks, noop, fake_RELEASE, symbols (prints what lib must export)."""
+import json
+import os
+import re
+import shutil
+import stat
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+PATHS = dict(arg.split('=', 1) for arg in sys.argv[2:])
+NEWEST = '22809'
+SKIP = 77
+TMP = tempfile.mkdtemp(prefix='loongcomm-test-')
+
+
+def check(condition, *what):
+    if not condition:
+        print('FAILED:', *what)
+        raise SystemExit(1)
+
+
+def nccl_folder(key, name='libnccl.so.2'):
+    """A folder that holds the library under NCCL's file name."""
+    folder = os.path.join(TMP, key)
+    os.makedirs(folder, exist_ok=True)
+    link = os.path.join(folder, name)
+    if not os.path.exists(link):
+        os.symlink(PATHS[key], link)
+    return folder
+
+
+def run(*args, release=NEWEST, preload=('lib',), code=0, folders=None, **env):
+    """Runs a program; folders go into LD_LIBRARY_PATH, by default the fake NCCL of a release."""
+    full = {k: v for k, v in os.environ.items() if not k.startswith('LOONGCOMM_')}
+    full['LD_LIBRARY_PATH'] = ':'.join(folders if folders is not None else [nccl_folder('fake_' + release)])
+    full['LD_PRELOAD'] = ':'.join(PATHS.get(key, key) for key in preload)
+    full.update(env)
+    done = subprocess.run([PATHS.get(args[0], args[0]), *args[1:]], env=full, capture_output=True, text=True,
+                          timeout=60)
+    check(done.returncode == code, args, 'ended with', done.returncode, done.stdout, done.stderr)
+    return done
+
+
+def report(*args, **more):
+    """The JSON report of a run of the app."""
+    done = run('app', *args, LOONGCOMM_REPORT='json', **more)
+    return json.loads(done.stderr[done.stderr.index('{'):])
+
+
+def operations(comm):
+    return {op['op']: op['paths'][0] for op in comm['operations']}
+
+
+def since():
+    text = open(PATHS['listing']).read()
+    return {name: int(release) for name, release in re.findall(r'^LC_NCCL\w*\((\w+), (\d+)', text, re.M)}
+
+
+def every_release(release):
+    plain = run('app', 'every_function', preload=()).stdout if release == NEWEST else None
+    done = run('app', 'every_function', release=release, LOONGCOMM_REPORT='off')
+    lines = [line.split() for line in done.stdout.splitlines() if line.startswith('nccl')]
+    check(len(lines) > 25, done.stdout)
+    missing = 0
+    for name, result, calls in lines:
+        there = since()[name] <= int(release)
+        missing += not there
+        check(result == ('0' if there else '2'), release, name, result)
+        check((int(calls) >= 1) == there, release, name, calls)
+        check(there or len(re.findall(rf'{name} was called, but NCCL {release} in \S+ has no such function',
+                                      done.stderr)) == 1, done.stderr)
+    check(len(done.stderr.splitlines()) == missing, done.stderr)
+    check(plain is None or plain == done.stdout, 'differs from plain', plain, done.stdout)
+
+
+def release_2_18():
+    every_release('21805')
+
+
+def release_2_21():
+    every_release('22105')
+
+
+def release_2_27():
+    every_release('22705')
+
+
+def release_2_28():
+    every_release('22809')
+
+
+def calls_and_bytes_are_counted():
+    out = report('every_function')
+    check(out['schema'] == 'loongcomm.report/1' and out['enabled'] and out['rank'] == 0 and out['ranks'] == 4, out)
+    check(out['nccl']['version'] == '2.28.9' and out['nccl']['path'].endswith('libnccl.so.2'), out['nccl'])
+    comm = out['communicators'][0]
+    check((comm['number'], comm['ranks'], comm['device'], comm['closed'], comm['windows']) == (0, 4, 3, True, 1), comm)
+    got = {name: (op['calls'], op['bytes_asked'], op['bytes_sent'], op['path']) for name, op in operations(comm).items()}
+    want = {'AllReduce': 12, 'ReduceScatter': 24, 'AllGather': 3, 'AlltoAll': 48, 'Reduce': 12, 'Gather': 12,
+            'Scatter': 48, 'Send': 24, 'Recv': 24}
+    want = {name: (1, size, size, 'nccl') for name, size in want.items()}
+    want['Broadcast'] = (2, 24, 24, 'nccl')
+    check(got == want, got, want)
+    check(operations(comm)['AllReduce']['reason'] == 'no-faster-path', comm)
+    sizes = {op['op']: op['sizes'] for op in comm['operations']}
+    check(sizes['Broadcast'] == [{'from': 8, 'count': 2}], sizes)
+    check(out['groups'] == [{'from': 2, 'count': 1}], out['groups'])
+
+
+def nested_calls_are_counted_once():
+    run('app', 'nested', preload=())
+    run('app', 'nested')
+    out = report('nested')
+    check([len(comm['operations']) for comm in out['communicators']] == [0, 1], out)
+    check(operations(out['communicators'][1])['Broadcast']['calls'] == 1, out)
+    check([comm['device'] for comm in out['communicators']] == [0, 1], out)
+
+
+def every_way_of_making_a_communicator():
+    run('app', 'communicators', preload=())
+    out = report('communicators')
+    got = [(c['number'], c['origin'], c['parent'], c['ranks'], c['rank'], c['name'], c['closed'],
+            operations(c)['AllReduce']['bytes_asked'] if c['operations'] else 0) for c in out['communicators']]
+    want = [(0, 'init', None, 4, 0, None, False, 1),
+            (1, 'split', 0, 2, 1, 'tensor parallel group with a na', True, 2),
+            (2, 'split', 0, 2, 0, None, False, 3),
+            (3, 'init', None, 8, 0, None, False, 0),
+            (4, 'adopted', None, 4, 2, None, False, 4),
+            (5, 'init', None, 2, 0, None, True, 6)]
+    check(got == want, got)
+    check(out['ranks'] == 8, out)
+
+
+def text_report_is_readable():
+    done = run('app', 'many_small')
+    text = re.sub(r'process \d+ on \S+', 'process N on HOST', done.stderr)
+    text = re.sub(r'loongcomm [\d.]+:', 'loongcomm V:', re.sub(r'/\S+/libnccl', '/libnccl', text))
+    golden = open(os.path.join(os.path.dirname(__file__), 'report.txt')).read()
+    check(text == golden, 'got:\n' + text, 'want:\n' + golden)
+
+
+def only_rank_0_prints_the_table():
+    done = run('app', 'many_small', RANK='2')
+    check(re.fullmatch(r'loongcomm \S+: rank 2 of 4: 207 calls, 4.1 MiB asked, 4.1 MiB sent\n', done.stderr), done.stderr)
+    check(run('app', 'many_small', RANK='2', RANKS='65').stderr == '')
+    check(run('app', 'many_small', RANK='2', LOONGCOMM_REPORT='json').stderr == '')
+    check(run('app', 'many_small', LOONGCOMM_REPORT='off').stderr == '')
+
+
+def folder_gets_one_file_per_process():
+    folder = os.path.join(TMP, 'reports')
+    for rank in ('0', '3'):
+        done = run('app', 'many_small', RANK=rank, LOONGCOMM_REPORT='json', LOONGCOMM_DIR=folder)
+        check(done.stderr == '', done.stderr)
+    run('app', 'many_small', RANK='1', LOONGCOMM_DIR=folder)
+    check(stat.S_IMODE(os.stat(folder).st_mode) == 0o700, oct(os.stat(folder).st_mode))
+    names = sorted(os.listdir(folder))
+    check(len(names) == 3, names)
+    for name in names:
+        check(re.fullmatch(r'loongcomm-\S+-\d+-rank[013]\.(json|txt)', name), name)
+        check(stat.S_IMODE(os.stat(os.path.join(folder, name)).st_mode) == 0o600, name)
+        if name.endswith('json'):
+            check(json.load(open(os.path.join(folder, name)))['ranks'] == 4, name)
+        else:
+            check('hint: 200 of 201' in open(os.path.join(folder, name)).read(), name)
+    done = run('app', 'many_small', LOONGCOMM_DIR=os.path.join(PATHS['app'], 'x'))
+    check('cannot write a report into' in done.stderr, done.stderr)
+
+
+def switched_off_passes_straight_through():
+    plain = run('app', 'every_function', preload=()).stdout
+    done = run('app', 'every_function', LOONGCOMM_ENABLE='0')
+    check(done.stdout == plain, done.stdout)
+    check('disabled by LOONGCOMM_ENABLE' in done.stderr, done.stderr)
+    out = report('every_function', LOONGCOMM_ENABLE='0')
+    check(not out['enabled'] and not any(comm['operations'] for comm in out['communicators']), out)
+
+
+def library_opened_local_is_found():
+    folder = [nccl_folder('fake_' + NEWEST)]
+    done = run('bare', 'local', PATHS['user'], folders=folder, LOONGCOMM_REPORT='json')
+    out = json.loads(done.stderr)
+    check(operations(out['communicators'][0])['AllReduce']['bytes_asked'] == 8, out)
+
+
+def forked_child_does_not_report():
+    done = run('app', 'forks')
+    check(done.stderr.count('communicator #') == 1 and '1 calls' in done.stderr, done.stderr)
+
+
+def exec_starts_afresh():
+    done = run('app', 'execs')
+    check(done.stderr.count('loongcomm ') == 1 and '200 of 201' in done.stderr, done.stderr)
+
+
+def silent_where_nccl_is_not_used():
+    for args in (('bare', 'nothing'), ('app', 'nothing'), ('/bin/bash', '-c', '/bin/true; echo done')):
+        done = run(*args)
+        check(done.stdout == 'done\n' and done.stderr == '', args, done.stderr)
+
+
+def needs_libc_only_and_opens_nothing():
+    out = subprocess.run(['readelf', '-dW', PATHS['lib']], check=True, capture_output=True, text=True).stdout
+    needed = [n for n in re.findall(r'NEEDED.*\[(.*)\]', out) if not re.match(r'lib[atu]b?san', n)]
+    check(set(needed) <= {'libc.so.6', 'ld-linux-aarch64.so.1', 'ld-linux-x86-64.so.2'}, needed)
+    check('TEXTREL' not in out, out)
+    if not shutil.which('strace'):
+        print('strace is not installed: what is opened was not looked at')
+        raise SystemExit(SKIP)
+
+    def opened(preload):
+        log = os.path.join(TMP, 'strace')
+        subprocess.run(['strace', '-f', '-o', log, '-e', 'trace=open,openat,socket,clone,fork,vfork',
+                        '-E', 'LD_PRELOAD=' + preload, '/bin/true'], check=True, capture_output=True)
+        lines = [re.sub(r'^\d+\s+', '', line) for line in open(log)]
+        return [line for line in lines if 'exited' not in line and (not preload or preload not in line)]
+    plain, ours = opened(''), opened(PATHS['lib'])
+    check(plain == ours, 'plain:', plain, 'preloaded:', ours)
+
+
+def exports_are_the_listed_ones():
+    wanted = set(subprocess.run([PATHS['symbols']], check=True, capture_output=True, text=True).stdout.split())
+    out = subprocess.run(['nm', '-D', '--defined-only', PATHS['lib']], check=True, capture_output=True, text=True).stdout
+    found = {line.split()[-1] for line in out.splitlines()}
+    check(len(wanted) > 25 and found == wanted, 'missing:', wanted - found, 'extra:', found - wanted)
+    unlisted = {name for name in wanted if name.startswith('nccl')} - set(since())
+    check(not unlisted, 'not in nccl.def:', unlisted)
+
+
+def no_lock_on_the_call_path():
+    done = run('locks', folders=[nccl_folder('noop')], LOONGCOMM_REPORT='off')
+    check(done.stdout == 'locks and allocations: 0\n', done.stdout)
+
+
+def overhead():
+    """A benchmark: prints, decides nothing."""
+    folders = [nccl_folder('noop')]
+    plain, ours, off = (float(run('overhead', folders=folders, preload=preload, LOONGCOMM_REPORT='off', **env).stdout)
+                        for preload, env in (((), {}), (('lib',), {}), (('lib',), {'LOONGCOMM_ENABLE': '0'})))
+    print(f'plain {plain:.1f} ns, preloaded {ours:.1f} ns, switched off {off:.1f} ns a call; '
+          f'passing through costs {ours - plain:.1f} ns')
+
+
+def start_up():
+    """A benchmark: what preloading adds to a program that does nothing."""
+    times = {'': [], PATHS['lib']: []}
+    for _ in range(200):
+        for preload, seen in times.items():
+            env = dict(os.environ, LD_PRELOAD=preload)
+            start = time.monotonic()
+            os.waitpid(os.posix_spawn('/bin/true', ['true'], env), 0)
+            seen.append((time.monotonic() - start) * 1e6)
+    least, middle = ([pick(seen) for seen in times.values()] for pick in (min, statistics.median))
+    print(f'an exec takes {least[0]:.0f} us at least ({middle[0]:.0f} us median), preloaded {least[1]:.0f} us '
+          f'({middle[1]:.0f} us); preloading costs {least[1] - least[0]:.0f} us')
+
+
+def main():
+    try:
+        globals()[sys.argv[1]]()
+    finally:
+        shutil.rmtree(TMP)
+
+
+main()
