@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the tests of the host NCCL share. */
+#ifndef LCRIG_TEST_NCCL_H
+#define LCRIG_TEST_NCCL_H
+
+#include "tests/check.h"
+#include "tests/rig/ranks.h"
+#include "tests/rig/rig.h"
+
+#include <nccl.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define NCCL(call)                                                                    \
+    do {                                                                              \
+        ncclResult_t r_ = (call);                                                     \
+        if (r_ != ncclSuccess) {                                                      \
+            fprintf(stderr, "%s:%d: %s: %d %s\n", __FILE__, __LINE__, #call, (int)r_, \
+                    ncclGetLastError(NULL));                                          \
+            abort();                                                                  \
+        }                                                                             \
+    } while (0)
+#define CUDA(call) CHECK((call) == cudaSuccess)
+
+/* Where ranks, processes or threads, find an id and meet outside NCCL. In memory that forked ranks share. */
+struct meeting {
+    _Atomic int has_id;
+    _Atomic int arrived; /* grows by n with every meeting_wait of all */
+    _Atomic int word;    /* the test's */
+    ncclUniqueId id;
+};
+
+static inline struct meeting *meeting_new(void)
+{
+    struct meeting *meeting = mmap(NULL, sizeof(*meeting), PROT_READ | PROT_WRITE,
+                                   MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+    CHECK(meeting != MAP_FAILED);
+    return meeting;
+}
+
+static inline void meeting_reset(struct meeting *meeting)
+{
+    memset(meeting, 0, sizeof(*meeting));
+}
+
+static inline ncclUniqueId meeting_id(struct meeting *meeting, int rank)
+{
+    if (rank == 0) {
+        NCCL(ncclGetUniqueId(&meeting->id));
+        /* What lies in the tail belongs to others and must not disturb. */
+        memset(meeting->id.internal + 48, 0x5a, sizeof(meeting->id) - 48);
+        atomic_store(&meeting->has_id, 1);
+    }
+    while (!atomic_load(&meeting->has_id))
+        usleep(500);
+    return meeting->id;
+}
+
+static inline void meeting_wait(struct meeting *meeting, int n)
+{
+    int all = (atomic_fetch_add(&meeting->arrived, 1) / n + 1) * n;
+
+    while (atomic_load(&meeting->arrived) < all)
+        usleep(500);
+}
+
+static inline ncclComm_t comm_up(struct meeting *meeting, int rank, int n)
+{
+    ncclComm_t comm;
+
+    CUDA(cudaSetDevice(rank));
+    NCCL(ncclCommInitRank(&comm, n, meeting_id(meeting, rank), rank));
+    return comm;
+}
+
+static inline cudaStream_t stream_up(void)
+{
+    cudaStream_t stream;
+
+    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    return stream;
+}
+
+static inline void *device_alloc(size_t bytes)
+{
+    void *ptr;
+
+    CUDA(cudaMalloc(&ptr, bytes ? bytes : 1));
+    return ptr;
+}
+
+/* Polls until the communicator's state is no longer ncclInProgress; gives up after ten seconds. */
+static inline ncclResult_t comm_settle(ncclComm_t comm)
+{
+    ncclResult_t state = ncclInProgress;
+
+    for (int i = 0; i < 10000; i++) {
+        NCCL(ncclCommGetAsyncError(comm, &state));
+        if (state != ncclInProgress)
+            break;
+        usleep(1000);
+    }
+    return state;
+}
+
+/* Polls until an asynchronous error shows, at most ms. */
+static inline ncclResult_t comm_error_within(ncclComm_t comm, int ms)
+{
+    ncclResult_t state = ncclSuccess;
+
+    for (int i = 0; i < ms && state == ncclSuccess; i++) {
+        NCCL(ncclCommGetAsyncError(comm, &state));
+        usleep(1000);
+    }
+    return state;
+}
+
+#endif
