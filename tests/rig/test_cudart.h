@@ -12,6 +12,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -74,6 +75,14 @@ static inline void sleep_ms(long ms)
     nanosleep(&pause, NULL);
 }
 
+/* A thread that opens the gate after 10 ms. */
+static inline void *open_gate_later(void *gate)
+{
+    sleep_ms(10);
+    gate_open(gate);
+    return NULL;
+}
+
 /* Runs fn in a forked child; the caller must not have used the runtime yet. Returns the wait status; *out is what the
  * child wrote to stderr (at most size - 1 bytes). */
 static inline int in_child(void (*fn)(void), char *out, size_t size)
@@ -87,6 +96,9 @@ static inline int in_child(void (*fn)(void), char *out, size_t size)
     pid = fork();
     CHECK(pid >= 0);
     if (!pid) {
+        const struct rlimit no_core = { 0, 0 };
+
+        setrlimit(RLIMIT_CORE, &no_core);
         dup2(pipes[1], STDERR_FILENO);
         close(pipes[0]);
         close(pipes[1]);
