@@ -154,7 +154,7 @@ bool lcrig_fault(const char *site)
     for (size_t i = 0; i < fault_count; i++) {
         struct fault *fault = &faults[i];
 
-        if (strcmp(fault->site, site) || (fault->rank >= 0 && fault->rank != lcrig_rank()))
+        if (strcmp(fault->site, site) != 0 || (fault->rank >= 0 && fault->rank != lcrig_rank()))
             continue;
         if (++fault->calls == fault->nth)
             hit = true;
@@ -176,7 +176,7 @@ static uint64_t delay_us, delay_seed; /* written under delay_once only */
 
 static void read_delay(void)
 {
-    delay_us = lcrig_env("LCRIG_DELAY_US", 0, 10 * 1000 * 1000);
+    delay_us = lcrig_env("LCRIG_DELAY_US", 0, 10000000);
     delay_seed = lcrig_env("LCRIG_SEED", 0, UINT64_MAX);
 }
 
