@@ -26,24 +26,18 @@ static bool defines(const struct lc_nccl *object, const char *symbol)
            strcmp(info.dli_fname, object->path) == 0;
 }
 
+/* libloongcomm.so and the proxy, also another copy of them. */
 static bool is_ours(const struct lc_nccl *object)
 {
-    Dl_info info;
-
-    return defines(object, LC_PROXY_MARKER) ||
-           (dladdr((const void *)lc_nccl_find_loaded, &info) && info.dli_fname &&
-            strcmp(info.dli_fname, object->path) == 0);
+    return defines(object, "loongcommVersion") || defines(object, LC_PROXY_NCCL);
 }
 
-/* Opens an object that is loaded already and is not ours. */
-static bool open_loaded(const char *name, struct lc_nccl *out)
+/* Takes over the handle. */
+static bool open_foreign(void *handle, struct lc_nccl *out)
 {
-    void *handle = dlopen(name, RTLD_LAZY | RTLD_NOLOAD);
     struct link_map *map = NULL;
     struct lc_nccl object;
 
-    if (!handle)
-        return false;
     /* The program itself has no name, and asking it would lead back to us. */
     if (dlinfo(handle, RTLD_DI_LINKMAP, (void *)&map) == 0 && map->l_name && *map->l_name) {
         object = (struct lc_nccl){ .handle = handle, .path = map->l_name };
@@ -56,11 +50,11 @@ static bool open_loaded(const char *name, struct lc_nccl *out)
     return false;
 }
 
-static bool open_nccl(const char *name, struct lc_nccl *out)
+bool lc_nccl_open(void *handle, struct lc_nccl *out)
 {
     struct lc_nccl object;
 
-    if (!open_loaded(name, &object))
+    if (!open_foreign(handle, &object))
         return false;
     if (!defines(&object, PROBE)) {
         (void)dlclose(object.handle);
@@ -70,12 +64,22 @@ static bool open_nccl(const char *name, struct lc_nccl *out)
     return true;
 }
 
+static bool open_nccl(const char *name, struct lc_nccl *out)
+{
+    void *handle = dlopen(name, RTLD_LAZY | RTLD_NOLOAD);
+
+    return handle && lc_nccl_open(handle, out);
+}
+
 bool lc_nccl_at(const void *addr, struct lc_nccl *out)
 {
     Dl_info info;
+    void *handle;
 
-    return dladdr(addr, &info) && info.dli_fname && *info.dli_fname &&
-           open_loaded(info.dli_fname, out);
+    if (!dladdr(addr, &info) || !info.dli_fname || !*info.dli_fname)
+        return false;
+    handle = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+    return handle && open_foreign(handle, out);
 }
 
 /* 0 is the likeliest. */
@@ -131,4 +135,20 @@ bool lc_nccl_find_loaded(struct lc_nccl *out)
         free(names.name[i]);
     free(names.name);
     return found;
+}
+
+bool lc_nccl_find_by_proxy(struct lc_nccl *out)
+{
+    void *proxy = dlopen("libnccl.so.2", RTLD_LAZY | RTLD_NOLOAD);
+    void *addr = proxy ? dlsym(proxy, LC_PROXY_NCCL) : NULL;
+    const char *(*load)(void);
+    const char *path = NULL;
+
+    if (addr) {
+        memcpy(&load, &addr, sizeof(addr));
+        path = load();
+    }
+    if (proxy)
+        (void)dlclose(proxy);
+    return path && open_nccl(path, out);
 }

@@ -6,14 +6,19 @@
 
 #include <stdbool.h>
 
-/* Exported by our libnccl.so.2, so that nobody takes the proxy for NCCL. */
-#define LC_PROXY_MARKER "loongcommProxyMarker"
+/* Exported by our libnccl.so.2, so that nobody takes the proxy for NCCL: const char *(void), loads the real NCCL
+ * if none is loaded, and returns its path, or NULL. */
+#define LC_PROXY_NCCL "loongcommProxyNccl"
 
 /* An object file that holds an NCCL. */
 struct lc_nccl {
     void *handle;     /* from dlopen(RTLD_NOLOAD); kept for the life of the process */
     const char *path; /* owned by the loader, valid as long as the handle is held */
 };
+
+/* Takes over a handle from dlopen: keeps it in *out if it is an NCCL (or a tracer in front of one) and not ours,
+ * else closes it. */
+bool lc_nccl_open(void *handle, struct lc_nccl *out);
 
 /* Finds the object that holds this address, if it is neither ourselves nor the proxy. Fills *out then,
  * holding a reference to the object. */
@@ -26,5 +31,8 @@ bool lc_nccl_is_whole(const struct lc_nccl *nccl);
  * file called libnccl.so*, then libtorch_cuda* (NCCL linked in), then any other that defines NCCL's functions
  * itself. False if there is none. */
 bool lc_nccl_find_loaded(struct lc_nccl *out);
+
+/* If the proxy is what the program got in place of NCCL: asks it for the real one. */
+bool lc_nccl_find_by_proxy(struct lc_nccl *out);
 
 #endif

@@ -48,7 +48,7 @@ static bool locate(struct origin *out)
     void *addr = dlsym(RTLD_NEXT, "ncclCommInitRank");
 
     out->next = addr && lc_nccl_at(addr, &out->nccl);
-    if (!out->next && !lc_nccl_find_loaded(&out->nccl))
+    if (!out->next && !lc_nccl_find_loaded(&out->nccl) && !lc_nccl_find_by_proxy(&out->nccl))
         return false;
     out->whole = lc_nccl_is_whole(&out->nccl);
     return true;

@@ -174,6 +174,19 @@ static void many_small(void)
     }
 }
 
+static void use(void)
+{
+    ncclComm_t comm = world();
+    char buf[8];
+    int count;
+
+    OK(ncclAllReduce(buf, buf, 2, ncclFloat, ncclSum, comm, NULL));
+    OK(ncclAllReduce(buf, buf, 2, ncclFloat, ncclSum, comm, NULL));
+    OK(ncclCommCount(comm, &count));
+    CHECK(count == 4);
+    OK(ncclCommDestroy(comm));
+}
+
 /* A child that forks from a process with communicators and uses NCCL and exits normally. */
 static void forks(void)
 {
@@ -217,6 +230,8 @@ int main(int argc, char **argv)
         communicators();
     else if (strcmp(what, "many_small") == 0)
         many_small();
+    else if (strcmp(what, "use") == 0)
+        use();
     else if (strcmp(what, "forks") == 0)
         forks();
     else if (strcmp(what, "execs") == 0)

@@ -240,6 +240,117 @@ def no_lock_on_the_call_path():
     check(done.stdout == 'locks and allocations: 0\n', done.stdout)
 
 
+def loaded(done):
+    """The files that served as NCCL, or were ours, from what opener printed."""
+    return {os.path.basename(line) for line in done.stdout.split() if line.startswith('/')}
+
+
+def used_fake(release=NEWEST):
+    return {'libnccl.so.2', 'libloongcomm.so', f'libfake_nccl_{release}.so'}
+
+
+def proxy_folder():
+    return os.path.dirname(PATHS['proxy'])
+
+
+def check_counted(done):
+    out = json.loads(done.stderr[done.stderr.index('{'):])
+    check(operations(out['communicators'][0])['AllReduce']['calls'] == 2, out)
+    check(not out['nccl']['path'].startswith(proxy_folder()), out['nccl'])
+
+
+def proxy_serves_a_program_that_opens_nccl():
+    folders = [proxy_folder(), nccl_folder('fake_' + NEWEST)]
+    for preload in ((), ('lib',)):
+        done = run('opener', 'use', preload=preload, folders=folders, LOONGCOMM_REPORT='json')
+        check_counted(done)
+        check(loaded(done) == used_fake(), done.stdout)
+    done = run('opener', 'use', preload=(), folders=[nccl_folder('fake_' + NEWEST)])
+    check(done.stderr == '' and loaded(done) == {f'libfake_nccl_{NEWEST}.so'}, done.stdout, done.stderr)
+
+
+def proxy_serves_a_program_that_was_linked_with_nccl():
+    plain = run('app', 'every_function', preload=(), LOONGCOMM_REPORT='off').stdout
+    folders = [proxy_folder(), nccl_folder('fake_' + NEWEST)]
+    for preload in ((), ('lib',)):
+        # fake_count() is not in the proxy: results only
+        done = run('app', 'use', preload=preload, folders=folders, LOONGCOMM_REPORT='json')
+        check_counted(done)
+    check(plain)
+
+
+def proxy_takes_the_nccl_it_is_told():
+    done = run('opener', 'use', preload=(), folders=[proxy_folder()], LOONGCOMM_NCCL=PATHS['fake_22105'],
+               LOONGCOMM_REPORT='json')
+    check_counted(done)
+    check(loaded(done) == used_fake('22105'), done.stdout)
+    done = run('opener', 'missing', preload=(), folders=[proxy_folder(), nccl_folder('fake_' + NEWEST)],
+               LOONGCOMM_NCCL='/nowhere/libnccl.so.2')
+    check(done.stderr.count('\n') == 1 and 'LOONGCOMM_NCCL names /nowhere/libnccl.so.2' in done.stderr, done.stderr)
+    check(done.stdout.splitlines()[1].startswith('2 2 2 loongcomm: the real NCCL'), done.stdout)
+
+
+def proxy_looks_below_the_interpreter():
+    """A virtual environment: bin/python beside lib/python3.N/site-packages."""
+    packages = os.path.join(TMP, 'venv/lib/python3.11/site-packages/nvidia/nccl/lib')
+    os.makedirs(packages)
+    os.makedirs(os.path.join(TMP, 'venv/bin'))
+    os.symlink(PATHS['fake_22705'], os.path.join(packages, 'libnccl.so.2'))
+    python = os.path.join(TMP, 'venv/bin/python')
+    os.symlink(PATHS['opener'], python)
+    done = run(python, 'use', preload=(), folders=[proxy_folder()], LOONGCOMM_REPORT='json')
+    check_counted(done)
+    check(loaded(done) == used_fake('22705'), done.stdout)
+
+
+def proxy_never_loads_a_second_nccl():
+    """NCCL is loaded already when the proxy is opened by its path, and others are to be found."""
+    folders = [nccl_folder('fake_' + NEWEST)]
+    for preload in (('fake_' + NEWEST,), ('lib', 'fake_' + NEWEST)):
+        done = run('opener', 'use', PATHS['proxy'], preload=preload, folders=folders,
+                   LOONGCOMM_NCCL=PATHS['fake_22105'], LOONGCOMM_REPORT='json')
+        check_counted(done)
+        check(loaded(done) == used_fake(), done.stdout)
+
+
+def proxy_says_what_the_real_nccl_lacks():
+    done = run('opener', 'missing', preload=(), folders=[proxy_folder(), nccl_folder('fake_21805')],
+               LOONGCOMM_REPORT='off')
+    check(done.stdout == '4 0 5 a text of the fake\n' * 2 + 'done\n', done.stdout)
+    check(done.stderr.count('\n') == 1 and 'ncclCommGrow was called, but NCCL in' in done.stderr, done.stderr)
+
+
+def proxy_keeps_every_argument():
+    run('opener', 'arguments', preload=(), folders=[proxy_folder()], LOONGCOMM_NCCL=PATHS['args'])
+
+
+def proxy_is_resolved_by_many_threads_at_once():
+    done = run('opener', 'race', preload=(), folders=[proxy_folder(), nccl_folder('fake_' + NEWEST)])
+    check(loaded(done) == used_fake(), done.stdout)
+
+
+def proxy_does_nothing_before_the_first_call():
+    done = run('opener', 'nothing', preload=(), folders=[proxy_folder()])
+    check(done.stderr == '', done.stderr)
+    out = subprocess.run(['readelf', '-dW', PATHS['proxy']], check=True, capture_output=True, text=True).stdout
+    check('soname: [libnccl.so.2]' in out and 'TEXTREL' not in out, out)
+
+
+def proxy_exports_every_function_of_nccl():
+    wanted = {'loongcommProxyNccl'}
+    for bare, name in re.findall(r'^LC_NCCL(_BARE)?\((\w+)', open(PATHS['listing']).read(), re.M):
+        wanted |= {name} if bare else {name, 'p' + name}
+    out = subprocess.run(['nm', '-D', '--defined-only', PATHS['proxy']], check=True, capture_output=True, text=True).stdout
+    found = {line.split()[-1] for line in out.splitlines()}
+    check(len(wanted) > 150 and found == wanted, 'missing:', wanted - found, 'extra:', found - wanted)
+
+
+def list_covers_the_header():
+    text = re.sub(r'/\*.*?\*/', '', open(PATHS['header']).read(), flags=re.S)
+    declared = set(re.findall(r'\b(nccl[A-Z]\w*) *\([^;{}]*\) *;', text))
+    check(len(declared) > 40 and declared <= set(since()), declared - set(since()))
+
+
 def overhead():
     """A benchmark: prints, decides nothing."""
     folders = [nccl_folder('noop')]
