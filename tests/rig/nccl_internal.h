@@ -302,7 +302,7 @@ struct ncclComm {
     unsigned plans;     /* alive: in a stream or in a graph */
     unsigned in_graphs; /* those of them in graphs */
     unsigned running;   /* plans being executed */
-    unsigned jobs;      /* submitted and not finished: GetAsyncError answers ncclInProgress */
+    unsigned jobs;      /* started and not finished: GetAsyncError answers ncclInProgress */
     struct rig_user_op *user_ops;
     size_t user_ops_count, user_ops_room;
     struct rig_clique *clique; /* written once, before state leaves RIG_INIT; then constant */
@@ -358,6 +358,7 @@ struct rig_job {
     struct rig_id id;
     int color, key;
     bool nonblocking;
+    bool is_counted; /* in the communicators' jobs */
     ncclResult_t result;
 };
 

@@ -48,8 +48,10 @@ static ncclResult_t job_finish(struct rig_job *job)
 
     if (job->creates && result != ncclSuccess)
         creation_failed(job);
-    count_jobs(job->comm, -1);
-    count_jobs(job->parent, -1);
+    if (job->is_counted) {
+        count_jobs(job->comm, -1);
+        count_jobs(job->parent, -1);
+    }
     if (job->comm)
         rig_comm_unref(job->comm);
     if (job->parent)
@@ -146,6 +148,11 @@ ncclResult_t rig_jobs_run(struct rig_job *jobs)
                              "a group has blocking and non-blocking communicators");
         }
     }
+    for (struct rig_job *job = jobs; job; job = job->next) {
+        job->is_counted = true;
+        count_jobs(job->comm, 1);
+        count_jobs(job->parent, 1);
+    }
     if (nonblocking) {
         while (jobs)
             pthread_detach(start(chain_thread, chain_take(&jobs)));
@@ -170,8 +177,6 @@ ncclResult_t rig_jobs_run(struct rig_job *jobs)
 
 ncclResult_t rig_job_submit(struct rig_job *job)
 {
-    count_jobs(job->comm, 1);
-    count_jobs(job->parent, 1);
     if (!rig_group_is_open())
         return rig_jobs_run(job);
     rig_group_add_job(job);

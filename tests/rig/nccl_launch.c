@@ -13,6 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define OVERLAPS_MAX 512 /* larger groups are not checked for it: the time grows with the square */
+
 struct launch {
     ncclComm_t comm;
     struct rig_plan *plan;
@@ -122,6 +124,58 @@ static ncclResult_t check_self(const struct rig_plan *plan)
     return ncclSuccess;
 }
 
+static size_t parts(const struct rig_op *op, bool of_result)
+{
+    size_t n = (size_t)op->comm->n;
+
+    switch (op->kind) {
+    case RIG_ALL_GATHER:
+    case RIG_GATHER: return of_result ? n : 1;
+    case RIG_REDUCE_SCATTER:
+    case RIG_SCATTER: return of_result ? 1 : n;
+    case RIG_ALL_TO_ALL: return n;
+    default: return 1;
+    }
+}
+
+/* Does what op writes overlap what other reads or writes? Roots' buffers only count at the root. */
+static bool overlaps(const struct rig_op *op, const struct rig_op *other, bool with_result)
+{
+    const char *theirs = with_result ? other->recv : other->send;
+    size_t mine_bytes = op->count * rig_type_size(op->type) * parts(op, true);
+    size_t their_bytes = other->count * rig_type_size(other->type) * parts(other, with_result);
+    bool rooted = other->kind == RIG_REDUCE || other->kind == RIG_GATHER ||
+                  other->kind == RIG_BROADCAST || other->kind == RIG_SCATTER;
+    bool root_writes = other->kind == RIG_REDUCE || other->kind == RIG_GATHER;
+
+    if (op->kind == RIG_SEND || (with_result && other->kind == RIG_SEND) ||
+        (!with_result && other->kind == RIG_RECV))
+        return false;
+    if ((op->kind == RIG_REDUCE || op->kind == RIG_GATHER) && op->root != op->comm->rank)
+        return false;
+    if (rooted && other->root != other->comm->rank && with_result == root_writes)
+        return false;
+    return mine_bytes && their_bytes && op->recv < theirs + their_bytes &&
+           theirs < op->recv + mine_bytes;
+}
+
+/* Operations of one group run at once, so none may touch another's result. A rank may receive from itself in place. */
+static void check_overlaps(const struct rig_plan *plan)
+{
+    for (size_t i = 0; i < plan->count && plan->count <= OVERLAPS_MAX; i++) {
+        for (size_t j = 0; j < plan->count; j++) {
+            const struct rig_op *a = &plan->ops[i], *b = &plan->ops[j];
+
+            if (i == j || (a->kind == RIG_RECV && b->kind == RIG_SEND && a->root == b->root &&
+                           a->root == plan->comm->rank && a->recv == b->send))
+                continue;
+            if (overlaps(a, b, false) || overlaps(a, b, true))
+                lcrig_fail("rank %d: the result of %s overlaps a buffer of %s in one group",
+                           plan->comm->rank, rig_kind_name(a->kind), rig_kind_name(b->kind));
+        }
+    }
+}
+
 /* Two ranks of one communicator, one stream: the second could start only after the first, which waits for it. */
 static void check_streams(const struct batch *batch)
 {
@@ -144,6 +198,8 @@ static ncclResult_t check(struct batch *batch)
         result = check_captures(&batch->list[i]);
         if (result == ncclSuccess)
             result = check_self(batch->list[i].plan);
+        if (result == ncclSuccess)
+            check_overlaps(batch->list[i].plan);
     }
     return result;
 }

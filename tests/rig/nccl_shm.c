@@ -251,9 +251,12 @@ ncclResult_t rig_clique_join(const struct rig_id *id, int rank, int n, int devic
     if (!clique)
         return ncclSystemError;
     slot = &clique->shared->slot[rank];
-    if (!atomic_compare_exchange_strong(&slot->pid, &nobody, getpid()))
+    if (!atomic_compare_exchange_strong(&slot->pid, &nobody, getpid())) {
+        atomic_store(&clique->shared->failed, 1); /* or the others would wait for us */
+        control_changed(clique->shared);
         lcrig_fail("rank %d of one communicator is taken by processes %d and %d", rank, nobody,
                    getpid());
+    }
     slot->device = device;
     slot->host = rig_host_hash();
     clique_name(id, name);
