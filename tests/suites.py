@@ -33,22 +33,15 @@ class Config:
     cc: str = "gcc"
     options: tuple = ()
     wheels: bool = False
-    env: dict = dataclasses.field(default_factory=dict)
     slow: int = 1  # how much slower than plain code
 
-
-# Preloading puts our library before the sanitizer's in every program of a test, and programs that were not
-# built with it (a shell, python) leak by design.
-ASAN = {"ASAN_OPTIONS": "verify_asan_link_order=0:detect_leaks=0",
-        "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"}
-TSAN = {"TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1"}
 
 CONFIGS = {
     "gcc": Config("build"),
     "clang": Config("build-clang", ("unit", "headers", "symbols", "fuzz"), cc="clang"),
-    "asan": Config("build-asan", ("unit", "interpose", "rig", "cli"), slow=3, env=ASAN,
+    "asan": Config("build-asan", ("unit", "interpose", "rig", "cli"), slow=3,
                    options=("-Db_sanitize=address,undefined", "-Db_lundef=false")),
-    "tsan": Config("build-tsan", ("threads",), slow=5, env=TSAN,
+    "tsan": Config("build-tsan", ("threads",), slow=5,
                    options=("-Db_sanitize=thread", "-Db_lundef=false")),
     # No toolkit, only the vendor's header wheels; built as it is released, assertions off.
     "wheels": Config("build-wheels", ("unit", "symbols"), wheels=True, options=("-Dbuildtype=release",)),
@@ -121,7 +114,7 @@ def run_suite(name, config, suite, soak, totals):
     label = f"{name} {suite}"
     factor = config.slow * (SOAK_FACTOR if soak else 1)
     budget = BUDGETS.get(suite, DEFAULT_BUDGET) * factor
-    env = os.environ | config.env | ({"LCTEST_SOAK": "1"} if soak else {})
+    env = os.environ | ({"LCTEST_SOAK": "1"} if soak else {})
     log = ROOT / config.folder / "meson-logs" / f"testlog-{suite}.json"
     log.unlink(missing_ok=True)
     command = ["meson", "test", "-C", config.folder, "--no-rebuild", "--quiet", "--suite", suite,

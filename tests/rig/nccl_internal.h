@@ -110,8 +110,9 @@ struct rig_slot {
     struct rig_check checks[RIG_CHECKS];
 };
 
+/* Its size is a multiple of its alignment, so the rings behind it are aligned, too. */
 struct rig_shared {
-    _Atomic uint32_t nranks;   /* compare-and-swap from 0 by whoever comes first */
+    _Alignas(64) _Atomic uint32_t nranks; /* compare-and-swap from 0 by whoever comes first */
     _Atomic uint32_t attached; /* release increment by each rank when its slot is filled */
     _Atomic uint32_t control; /* futex: incremented when attached, posts, broken or failed change */
     _Atomic uint32_t failed;  /* set-up was given up by a rank */
