@@ -143,8 +143,7 @@ def text_report_is_readable():
     done = run('app', 'many_small')
     text = re.sub(r'process \d+ on \S+', 'process N on HOST', done.stderr)
     text = re.sub(r'loongcomm [\d.]+:', 'loongcomm V:', re.sub(r'/\S+/libnccl', '/libnccl', text))
-    golden = open(os.path.join(os.path.dirname(__file__), 'report.txt')).read()
-    check(text == golden, 'got:\n' + text, 'want:\n' + golden)
+    check(text == golden('report.txt'), 'got:\n' + text, 'want:\n' + golden('report.txt'))
 
 
 def only_rank_0_prints_the_table():
@@ -313,6 +312,17 @@ def proxy_never_loads_a_second_nccl():
         check(loaded(done) == used_fake(), done.stdout)
 
 
+def proxy_alone_uses_the_nccl_in_use():
+    """Without libloongcomm.so beside it the proxy goes straight to NCCL, and still takes the one that is loaded."""
+    alone = os.path.join(TMP, 'alone')
+    os.mkdir(alone)
+    shutil.copy(PATHS['proxy'], alone)
+    done = run('opener', 'use', os.path.join(alone, 'libnccl.so.2'), preload=('fake_' + NEWEST,),
+               folders=[nccl_folder('fake_' + NEWEST)], LOONGCOMM_NCCL=PATHS['fake_22105'])
+    check(loaded(done) == {'libnccl.so.2', f'libfake_nccl_{NEWEST}.so'}, done.stdout)
+    check(done.stderr.count('\n') == 1 and 'libloongcomm.so is not beside' in done.stderr, done.stderr)
+
+
 def proxy_says_what_the_real_nccl_lacks():
     done = run('opener', 'missing', preload=(), folders=[proxy_folder(), nccl_folder('fake_21805')],
                LOONGCOMM_REPORT='off')
@@ -349,6 +359,38 @@ def list_covers_the_header():
     text = re.sub(r'/\*.*?\*/', '', open(PATHS['header']).read(), flags=re.S)
     declared = set(re.findall(r'\b(nccl[A-Z]\w*) *\([^;{}]*\) *;', text))
     check(len(declared) > 40 and declared <= set(since()), declared - set(since()))
+
+
+def golden(name):
+    return open(os.path.join(os.path.dirname(__file__), name)).read()
+
+
+def every_kind_of_line_of_the_report():
+    for kind, file in (('text', 'report_full.txt'), ('line', 'report_line.txt'), ('json', 'report.json')):
+        text = run('test_report', kind, preload=()).stdout
+        if kind == 'json':
+            json.loads(text)
+        check(text == golden(file), 'got:\n' + text, 'want:\n' + golden(file))
+
+
+def nccl_that_comes_late_is_found():
+    folder = [nccl_folder('fake_' + NEWEST)]
+    done = run('bare', 'late', PATHS['user'], folders=folder, LOONGCOMM_REPORT='json')
+    check(done.stdout.startswith('no NCCL\n'), done.stdout)
+    check(operations(json.loads(done.stderr)['communicators'][0])['AllReduce']['calls'] == 1, done.stderr)
+
+
+def functions_are_not_gathered_from_two_nccls():
+    """The first of two lacks ncclAlltoAll, which the second has."""
+    done = run('app', 'every_function', release='21805', preload=('lib', 'fake_21805', 'second'), LOONGCOMM_REPORT='off')
+    check('ncclAlltoAll 2 0\n' in done.stdout and 'ncclAllReduce 0 1\n' in done.stdout, done.stdout)
+
+
+def tracer_behind_us_is_not_skipped():
+    done = run('app', 'many_small', preload=('lib', 'tracer'), LOONGCOMM_REPORT='json')
+    check('traced 201 all-reduces\n' in done.stdout, done.stdout)
+    out = json.loads(done.stderr)
+    check(operations(out['communicators'][0])['AllReduce']['calls'] == 201, out)
 
 
 def overhead():

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Prints a report with every feature, as text, line or JSON; interpose.py compares. */
+#include "interpose/report.h"
+#include "tests/check.h"
+
+#include <string.h>
+
+static struct lc_report_comm comms[] = {
+    {.number = 0,
+     .facts = { .ranks = 8, .device = 2, .parent = -1 },
+     .closed = true,
+     .windows = 2 },
+    { .number = 4,
+     .facts = { .ranks = 2,
+                 .rank = 1,
+                 .device = LC_DEVICE_UNASKED,
+                 .parent = 0,
+                 .origin = LC_COMM_SPLIT,
+                 .name = "pipe \"a\"" }                                   },
+    { .number = 5, .facts = { .ranks = 2, .device = 2, .parent = -1, .origin = LC_COMM_ADOPTED }},
+};
+
+int main(int argc, char **argv)
+{
+    struct lc_report report = { .version = "9.8.7",
+                                .host = "node-1",
+                                .pid = 1234,
+                                .enabled = true,
+                                .nccl_path = "/opt/libnccl.so.2",
+                                .nccl_version = 22809,
+                                .ranks = 8,
+                                .count = 3,
+                                .comm = comms,
+                                .other_count = 7 };
+
+    CHECK(argc == 2);
+    lc_ledger_add(&comms[0].ledger, LC_OP_ALL_REDUCE, LC_NCCL_NO_FASTER_PATH, 1 << 30, 1 << 29);
+    lc_ledger_add(&comms[0].ledger, LC_OP_ALL_TO_ALL, LC_NCCL_NO_FASTER_PATH, 1536, 1536);
+    for (int i = 0; i < 2; i++)
+        lc_ledger_add(&comms[0].ledger, LC_OP_ALL_TO_ALL, LC_NCCL_NO_FASTER_PATH, 0, 0);
+    for (int i = 0; i < 100; i++)
+        lc_ledger_add(&comms[1].ledger, LC_OP_ALL_REDUCE, LC_NCCL_NO_FASTER_PATH, 64 + i, 64 + i);
+    lc_ledger_add(&report.others, LC_OP_SEND, LC_NCCL_NO_FASTER_PATH, 3, 3);
+    report.groups.sizes[0] = 1;
+    report.groups.sizes[1] = 2;
+    report.groups.sizes[5] = 4;
+    if (strcmp(argv[1], "line") == 0)
+        lc_report_print_line(&report, stdout);
+    else if (strcmp(argv[1], "json") == 0)
+        CHECK(lc_report_print_json(&report, stdout) == 0);
+    else
+        lc_report_print(&report, stdout);
+    return 0;
+}
