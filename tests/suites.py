@@ -19,7 +19,7 @@ SHOWN_LINES = 60  # of the output of a failed test
 # Seconds that a suite may take on two cores, without sanitizers. A suite over its budget is named; at twice
 # the budget it is stopped, which is a failure.
 BUDGETS = {
-    "unit": 30, "headers": 30, "symbols": 30, "lint": 240, "fuzz": 30, "interpose": 120, "cli": 90,
+    "unit": 30, "headers": 30, "symbols": 30, "lint": 240, "fuzz": 30, "interpose": 120, "cli": 90, "kernels": 60,
     "rig": 180, "perf": 120, "pytorch": 300, "gpu": 600,
 }
 DEFAULT_BUDGET = 60
@@ -37,14 +37,16 @@ class Config:
 
 
 CONFIGS = {
-    "gcc": Config("build"),
-    "clang": Config("build-clang", ("unit", "headers", "symbols", "fuzz"), cc="clang"),
-    "asan": Config("build-asan", ("unit", "interpose", "rig", "cli"), slow=3,
-                   options=("-Db_sanitize=address,undefined", "-Db_lundef=false")),
+    "gcc": Config("build", options=("-Dgpu_arch=90",)),
+    "clang": Config("build-clang", ("unit", "headers", "symbols", "fuzz", "kernels"), cc="clang",
+                    options=("-Dkernels=disabled",)),
+    "asan": Config("build-asan", ("unit", "interpose", "rig", "cli", "kernels"), slow=3,
+                   options=("-Db_sanitize=address,undefined", "-Db_lundef=false", "-Dkernels=disabled")),
     "tsan": Config("build-tsan", ("threads",), slow=5,
-                   options=("-Db_sanitize=thread", "-Db_lundef=false")),
+                   options=("-Db_sanitize=thread", "-Db_lundef=false", "-Dkernels=disabled")),
     # No toolkit, only the vendor's header wheels; built as it is released, assertions off.
-    "wheels": Config("build-wheels", ("unit", "symbols"), wheels=True, options=("-Dbuildtype=release",)),
+    "wheels": Config("build-wheels", ("unit", "symbols"), wheels=True,
+                     options=("-Dbuildtype=release", "-Dkernels=disabled")),
 }
 
 

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kernels/list_internal.h"
+
+#include <cuda_runtime_api.h>
+#include <errno.h>
+
+/* Minor versions of one CUDA major share a driver; 32 KB of kernel arguments came with 12.1. */
+#define DRIVER_NEEDED (CUDART_VERSION / 1000 == 12 ? 12010 : CUDART_VERSION / 1000 * 1000)
+
+_Static_assert(CUDART_VERSION >= 12010, "kernel arguments of 32,764 bytes need CUDA 12.1");
+
+LK_API const char *lk_backend(void)
+{
+    return "cuda";
+}
+
+LK_API int lk_driver_needed(void)
+{
+    return DRIVER_NEEDED;
+}
+
+LK_API const char *lk_error_text(int result)
+{
+    if (result == -EINVAL)
+        return "invalid argument or forbidden overlap";
+    return result < 0 ? "unknown error" : cudaGetErrorString((cudaError_t)result);
+}
+
+LK_API int lk_load_all(void)
+{
+    int driver = 0;
+    cudaError_t err = cudaDriverGetVersion(&driver);
+    int result;
+
+    if (err != cudaSuccess)
+        return err;
+    if (driver < DRIVER_NEEDED)
+        return cudaErrorInsufficientDriver;
+    result = lk_load_lists();
+    return result ? result : lk_load_sum();
+}
