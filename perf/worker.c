@@ -1,0 +1,529 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * One rank of one variant. Waits only on its socket and on its stream; how long is the launcher's
+ * business, which kills it. Everything is freed at the end, as in a job that ends well. */
+#include "perf/bench.h"
+
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <link.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define MAX_SLOTS 64
+#define POISON    0xa5
+
+#define INPLACE_BYTES (1 << 20)
+
+struct worker {
+    int fd;
+    struct lc_bench_progress *progress;
+    struct lc_bench_reply *reply; /* being made; its text takes the first error */
+    int rank, ranks;
+    ncclComm_t comm;
+    cudaStream_t stream;
+    cudaEvent_t *events; /* 2 per sample */
+    int n_events;
+    /* the case */
+    struct lc_bench_case kase;
+    char *send; /* `slots` buffers, `stride` apart, all with the same content */
+    char *recv; /* likewise; in place: the same memory */
+    char *orig; /* in place: what a buffer holds before a call */
+    size_t stride;
+    int slots;
+    unsigned next; /* slot of the next call, modulo slots */
+    unsigned char *expected;
+    unsigned char *got;
+    cudaGraphExec_t exec; /* of exec_inner calls on the slots from exec_first on */
+    int exec_inner;
+};
+
+/* Notes the first thing that went wrong and returns -EIO. */
+__attribute__((format(printf, 2, 3))) static int fail(struct worker *w, const char *fmt, ...)
+{
+    va_list args;
+
+    if (!w->reply->text[0]) {
+        va_start(args, fmt);
+        vsnprintf(w->reply->text, sizeof(w->reply->text), fmt, args);
+        va_end(args);
+    }
+    return -EIO;
+}
+
+static int cuda_failed(struct worker *w, cudaError_t err, const char *call)
+{
+    return err == cudaSuccess ? 0 : fail(w, "%s: %s", call, cudaGetErrorString(err));
+}
+
+static int nccl_failed(struct worker *w, ncclResult_t err, const char *call)
+{
+    if (err == ncclSuccess || err == ncclInProgress)
+        return 0;
+    return fail(w, "%s: %s (%s)", call, ncclGetErrorString(err), ncclGetLastError(w->comm));
+}
+
+/* Each returns from the function that uses it. */
+#define CUDA(w, call)                                   \
+    do {                                                \
+        int err_ = cuda_failed((w), cuda##call, #call); \
+        if (err_)                                       \
+            return err_;                                \
+    } while (0)
+#define NCCL(w, call)                                   \
+    do {                                                \
+        int err_ = nccl_failed((w), nccl##call, #call); \
+        if (err_)                                       \
+            return err_;                                \
+    } while (0)
+
+static void resolve(const char *path, char *out, size_t size)
+{
+    char *whole = realpath(path, NULL);
+
+    snprintf(out, size, "%s", whole ? whole : path);
+    free(whole);
+}
+
+static int find_library(struct dl_phdr_info *info, size_t size __attribute__((unused)), void *arg)
+{
+    struct lc_bench_machine *machine = arg;
+    const char *base = strrchr(info->dlpi_name, '/');
+
+    base = base ? base + 1 : info->dlpi_name;
+    if (strncmp(base, "libnccl.so", 10) == 0 && !machine->nccl_path[0])
+        resolve(info->dlpi_name, machine->nccl_path, sizeof(machine->nccl_path));
+    if (strncmp(base, "libcudart.so", 12) == 0 && !machine->cudart_path[0])
+        resolve(info->dlpi_name, machine->cudart_path, sizeof(machine->cudart_path));
+    return 0;
+}
+
+static int describe(struct worker *w, struct lc_bench_machine *machine)
+{
+    struct cudaDeviceProp properties;
+
+    dl_iterate_phdr(find_library, machine);
+    machine->rig = dlsym(RTLD_DEFAULT, "lcrig_enqueue") != NULL;
+    NCCL(w, GetVersion(&machine->nccl));
+    CUDA(w, DriverGetVersion(&machine->driver));
+    CUDA(w, GetDeviceCount(&machine->gpus));
+    if (machine->gpus < 1)
+        return fail(w, "no GPU");
+    CUDA(w, GetDeviceProperties(&properties, 0));
+    machine->l2_bytes = (size_t)properties.l2CacheSize;
+    snprintf(machine->gpu, sizeof(machine->gpu), "%.63s", properties.name);
+    return 0;
+}
+
+/* A variant that is not what its name says would make every figure a lie. */
+static int check_variant(struct worker *w, const char *variant)
+{
+    void *symbol = dlsym(RTLD_DEFAULT, "ncclAllReduce");
+    Dl_info info = { 0 };
+    bool ours;
+
+    if (!symbol || !dladdr(symbol, &info) || !info.dli_fname)
+        return fail(w, "cannot tell which library ncclAllReduce is from");
+    ours = strstr(info.dli_fname, "libloongcomm") != NULL;
+    if (ours != (strcmp(variant, lc_bench_variant_names[LC_BENCH_OURS]) == 0))
+        return fail(w, "ncclAllReduce is from %s, wrong for the variant %s", info.dli_fname,
+                    variant);
+    return 0;
+}
+
+static int init(struct worker *w, const struct lc_bench_request *request)
+{
+    w->rank = request->rank;
+    w->ranks = request->ranks;
+    CUDA(w, SetDevice(request->device));
+    CUDA(w, StreamCreateWithFlags(&w->stream, cudaStreamNonBlocking));
+    NCCL(w, CommInitRank(&w->comm, request->ranks, request->id, request->rank));
+    return 0;
+}
+
+static int drop_graph(struct worker *w)
+{
+    if (w->exec)
+        CUDA(w, GraphExecDestroy(w->exec));
+    w->exec = NULL;
+    w->exec_inner = 0;
+    return 0;
+}
+
+static int drop_case(struct worker *w)
+{
+    char *recv = w->recv == w->send ? NULL : w->recv;
+    char *send = w->send;
+    char *orig = w->orig;
+
+    w->send = w->recv = w->orig = NULL;
+    free(w->expected);
+    free(w->got);
+    w->expected = w->got = NULL;
+    if (drop_graph(w))
+        return -EIO;
+    if (send)
+        CUDA(w, Free(send));
+    if (recv)
+        CUDA(w, Free(recv));
+    if (orig)
+        CUDA(w, Free(orig));
+    return 0;
+}
+
+/* As many buffers as make up `rotate` bytes, so that a call does not find its data in the L2. In place a
+ * buffer serves one call of a sample only: small ones get several. */
+static int count_slots(const struct lc_bench_case *kase, size_t rotate)
+{
+    size_t slots = rotate / (kase->inplace ? kase->bytes : 2 * kase->bytes) + 1;
+    size_t least = kase->inplace ? INPLACE_BYTES / kase->bytes : 1;
+
+    if (slots < least)
+        slots = least;
+    return slots < MAX_SLOTS ? (int)slots : MAX_SLOTS;
+}
+
+static int allocate(struct worker *w, size_t rotate)
+{
+    size_t bytes = w->kase.bytes;
+
+    w->stride = (bytes + 511) & ~(size_t)511;
+    w->slots = count_slots(&w->kase, rotate);
+    w->next = 0;
+    w->expected = malloc(bytes);
+    w->got = malloc(bytes);
+    if (!w->expected || !w->got)
+        return fail(w, "out of memory");
+    CUDA(w, Malloc((void **)&w->send, w->stride * (size_t)w->slots));
+    if (w->kase.inplace) {
+        w->recv = w->send;
+        CUDA(w, Malloc((void **)&w->orig, w->stride));
+    } else {
+        CUDA(w, Malloc((void **)&w->recv, w->stride * (size_t)w->slots));
+    }
+    return 0;
+}
+
+static int prepare_case(struct worker *w, const struct lc_bench_request *request)
+{
+    size_t bytes = request->kase.bytes;
+    char *first;
+
+    if (drop_case(w))
+        return -EIO;
+    w->kase = request->kase;
+    if (allocate(w, request->rotate))
+        return -EIO;
+    first = w->kase.inplace ? w->orig : w->send;
+    lc_bench_fill_send(&w->kase, w->ranks, w->rank, w->expected);
+    CUDA(w, MemcpyAsync(first, w->expected, bytes, cudaMemcpyHostToDevice, w->stream));
+    for (int s = w->kase.inplace ? 0 : 1; s < w->slots; s++)
+        CUDA(w, MemcpyAsync(w->send + (size_t)s * w->stride, first, bytes, cudaMemcpyDeviceToDevice,
+                            w->stream));
+    CUDA(w, StreamSynchronize(w->stream));
+    lc_bench_fill_expected(&w->kase, w->ranks, w->rank, w->expected);
+    w->reply->slots = w->slots;
+    return 0;
+}
+
+static int send_receive(struct worker *w, const char *send, char *recv)
+{
+    ncclDataType_t type = lc_bench_dtypes[w->kase.dtype].nccl;
+    size_t part = w->kase.bytes / (size_t)w->ranks;
+    size_t count = part / lc_bench_dtypes[w->kase.dtype].size;
+
+    NCCL(w, GroupStart());
+    for (int peer = 0; peer < w->ranks; peer++) {
+        NCCL(w, Send(send + (size_t)peer * part, count, type, peer, w->comm, w->stream));
+        NCCL(w, Recv(recv + (size_t)peer * part, count, type, peer, w->comm, w->stream));
+    }
+    NCCL(w, GroupEnd());
+    return 0;
+}
+
+static int one_call(struct worker *w, int slot)
+{
+    const struct lc_bench_dtype *dtype = &lc_bench_dtypes[w->kase.dtype];
+    const char *send = w->send + (size_t)slot * w->stride;
+    char *recv = w->recv + (size_t)slot * w->stride;
+    size_t count = w->kase.bytes / dtype->size;
+
+    if (w->kase.op == LC_BENCH_ALLREDUCE) {
+        NCCL(w, AllReduce(send, recv, count, dtype->nccl, ncclSum, w->comm, w->stream));
+        return 0;
+    }
+    if (w->kase.sendrecv)
+        return send_receive(w, send, recv);
+    NCCL(w, AlltoAll(send, recv, count / (size_t)w->ranks, dtype->nccl, w->comm, w->stream));
+    return 0;
+}
+
+/* `inner` calls, each on the next slot. */
+static int calls(struct worker *w, int inner)
+{
+    for (int i = 0; i < inner; i++) {
+        int err;
+
+        atomic_fetch_add_explicit(&w->progress->entered, 1, memory_order_relaxed);
+        err = one_call(w, (int)(w->next++ % (unsigned)w->slots));
+        atomic_fetch_add_explicit(&w->progress->returned, 1, memory_order_relaxed);
+        if (err)
+            return err;
+    }
+    return 0;
+}
+
+static int capture(struct worker *w, int inner)
+{
+    cudaGraph_t graph = NULL;
+    int err;
+
+    if (drop_graph(w))
+        return -EIO;
+    w->next = 0;
+    CUDA(w, StreamBeginCapture(w->stream, cudaStreamCaptureModeThreadLocal));
+    err = calls(w, inner);
+    CUDA(w, StreamEndCapture(w->stream, &graph)); /* also after a failure: it ends the capture */
+    if (!err)
+        err = cuda_failed(w, cudaGraphInstantiateWithFlags(&w->exec, graph, 0),
+                          "GraphInstantiateWithFlags");
+    if (graph)
+        cudaGraphDestroy(graph);
+    w->exec_inner = err ? 0 : inner;
+    return err;
+}
+
+static int batch(struct worker *w, int inner)
+{
+    if (!w->kase.graph)
+        return calls(w, inner);
+    CUDA(w, GraphLaunch(w->exec, w->stream));
+    return 0;
+}
+
+/* In place, a call leaves its sum where its term was: put the term back, outside of the timing. */
+static int restore(struct worker *w)
+{
+    for (int s = 0; w->kase.inplace && s < w->slots; s++)
+        CUDA(w, MemcpyAsync(w->send + (size_t)s * w->stride, w->orig, w->kase.bytes,
+                            cudaMemcpyDeviceToDevice, w->stream));
+    return 0;
+}
+
+/* No result may look right because an earlier call left it. */
+static int poison(struct worker *w)
+{
+    if (!w->kase.inplace)
+        CUDA(w, MemsetAsync(w->recv, POISON, w->stride * (size_t)w->slots, w->stream));
+    return 0;
+}
+
+static int need_events(struct worker *w, int count)
+{
+    cudaEvent_t *events;
+
+    if (count <= w->n_events)
+        return 0;
+    events = realloc(w->events, (size_t)count * sizeof(cudaEvent_t));
+    if (!events)
+        return fail(w, "out of memory");
+    w->events = events;
+    while (w->n_events < count) {
+        CUDA(w, EventCreateWithFlags(&w->events[w->n_events], cudaEventDefault));
+        w->n_events++;
+    }
+    return 0;
+}
+
+static void hex(const unsigned char *bytes, size_t count, char *out)
+{
+    for (size_t i = 0; i < count; i++)
+        sprintf(out + 2 * i, "%02x", bytes[i]);
+}
+
+static int mismatch(struct worker *w, int slot)
+{
+    size_t bytes = w->kase.bytes;
+    size_t at = 0;
+    size_t wrong = 0;
+    size_t shown;
+    char want[17] = "";
+    char have[17] = "";
+    char from[48] = "";
+
+    for (size_t i = bytes; i-- > 0;) {
+        if (w->got[i] != w->expected[i]) {
+            wrong++;
+            at = i;
+        }
+    }
+    if (wrong == 0)
+        return 0;
+    at -= at % lc_bench_dtypes[w->kase.dtype].size;
+    shown = bytes - at < 8 ? bytes - at : 8;
+    hex(w->expected + at, shown, want);
+    hex(w->got + at, shown, have);
+    if (w->kase.op == LC_BENCH_ALLTOALL)
+        snprintf(from, sizeof(from), " (from rank %zu)", at * (size_t)w->ranks / bytes);
+    return fail(
+        w, "wrong result: %zu of %zu bytes differ, the first at byte %zu%s: %s instead of %s%s",
+        wrong, bytes, at, from, have, want, slot ? " in a later buffer" : "");
+}
+
+/* Checks what the last `inner` calls left. */
+static int verify(struct worker *w, int inner)
+{
+    int used = inner < w->slots ? inner : w->slots;
+    unsigned first = w->kase.graph ? 0 : w->next - (unsigned)used;
+
+    for (int i = 0; i < used; i++) {
+        int slot = (int)((first + (unsigned)i) % (unsigned)w->slots);
+
+        CUDA(w, MemcpyAsync(w->got, w->recv + (size_t)slot * w->stride, w->kase.bytes,
+                            cudaMemcpyDeviceToHost, w->stream));
+        CUDA(w, StreamSynchronize(w->stream));
+        if (memcmp(w->got, w->expected, w->kase.bytes) != 0)
+            return mismatch(w, slot);
+    }
+    return 0;
+}
+
+static int sample(struct worker *w, const struct lc_bench_request *request, int index)
+{
+    bool last = index == request->iters - 1;
+    cudaEvent_t start = w->events[2 * (size_t)index];
+    cudaEvent_t stop = w->events[2 * (size_t)index + 1];
+
+    if (restore(w) || (last && request->verify && poison(w)))
+        return -EIO;
+    CUDA(w, EventRecord(start, w->stream));
+    if (batch(w, request->inner))
+        return -EIO;
+    CUDA(w, EventRecord(stop, w->stream));
+    return 0;
+}
+
+static int run(struct worker *w, const struct lc_bench_request *request)
+{
+    ncclResult_t async = ncclSuccess;
+    float ms;
+
+    if (need_events(w, 2 * request->iters))
+        return -EIO;
+    if (w->kase.graph && w->exec_inner != request->inner && capture(w, request->inner))
+        return -EIO;
+    for (int i = 0; i < request->warmup; i++) {
+        if (restore(w) || batch(w, request->inner))
+            return -EIO;
+    }
+    for (int i = 0; i < request->iters; i++) {
+        if (sample(w, request, i))
+            return -EIO;
+    }
+    CUDA(w, StreamSynchronize(w->stream));
+    NCCL(w, CommGetAsyncError(w->comm, &async));
+    if (nccl_failed(w, async, "communicator"))
+        return -EIO;
+    for (int i = 0; i < request->iters; i++) {
+        CUDA(w, EventElapsedTime(&ms, w->events[2 * (size_t)i], w->events[2 * (size_t)i + 1]));
+        w->reply->us[i] = (double)ms * 1e3 / request->inner;
+    }
+    w->reply->samples = request->iters;
+    return request->verify ? verify(w, request->inner) : 0;
+}
+
+static int finish(struct worker *w)
+{
+    if (drop_case(w))
+        return -EIO;
+    for (int i = 0; i < w->n_events; i++)
+        CUDA(w, EventDestroy(w->events[i]));
+    free(w->events);
+    w->events = NULL;
+    w->n_events = 0;
+    if (w->comm) {
+        ncclComm_t comm = w->comm;
+
+        w->comm = NULL;
+        NCCL(w, CommDestroy(comm));
+    }
+    if (w->stream)
+        CUDA(w, StreamDestroy(w->stream));
+    return 0;
+}
+
+static int serve(struct worker *w, const struct lc_bench_request *request)
+{
+    switch (request->kind) {
+    case LC_BENCH_ASK_ID: NCCL(w, GetUniqueId(&w->reply->id)); return 0;
+    case LC_BENCH_ASK_INIT: return init(w, request);
+    case LC_BENCH_ASK_CASE: return prepare_case(w, request);
+    case LC_BENCH_ASK_RUN: return run(w, request);
+    case LC_BENCH_ASK_QUIT: return finish(w);
+    }
+    return fail(w, "unknown request %d", (int)request->kind);
+}
+
+static int send_reply(struct worker *w, int error)
+{
+    size_t bytes = offsetof(struct lc_bench_reply, us) + (size_t)w->reply->samples * sizeof(double);
+
+    w->reply->error = error;
+    return send(w->fd, w->reply, bytes, MSG_NOSIGNAL) == (ssize_t)bytes ? 0 : -EPIPE;
+}
+
+static void clear_reply(struct lc_bench_reply *reply)
+{
+    memset(reply, 0, offsetof(struct lc_bench_reply, us));
+}
+
+/* The first reply says what this process sees; then request after request until the launcher goes. */
+static int loop(struct worker *w, const char *variant)
+{
+    struct lc_bench_request request;
+    int err;
+
+    err = describe(w, &w->reply->machine);
+    if (!err)
+        err = check_variant(w, variant);
+    if (send_reply(w, err))
+        return 1;
+    while (recv(w->fd, &request, sizeof(request), 0) == (ssize_t)sizeof(request)) {
+        clear_reply(w->reply);
+        err = serve(w, &request);
+        if (send_reply(w, err) || err)
+            return 1;
+        if (request.kind == LC_BENCH_ASK_QUIT)
+            return 0;
+    }
+    return 1;
+}
+
+int lc_bench_worker(int fd, int progress_fd, pid_t launcher, const char *variant)
+{
+    struct worker w = { .fd = fd };
+    void *page;
+    int rc = 1;
+
+    /* A launcher that is killed leaves nobody behind, not even a rank that is stuck inside a call. */
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != launcher)
+        return 1;
+    page = mmap(NULL, sizeof(*w.progress), PROT_READ | PROT_WRITE, MAP_SHARED, progress_fd, 0);
+    w.reply = calloc(1, sizeof(*w.reply));
+    if (page != MAP_FAILED && w.reply) {
+        w.progress = page;
+        rc = loop(&w, variant);
+    }
+    free(w.reply);
+    if (rc)
+        _exit(rc); /* the stream may hold calls that never end: no exit handler could tidy up */
+    return 0;
+}
