@@ -1,0 +1,370 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What a run says: a table for people on stdout, JSON and CSV for programs. Files appear whole or not at
+ * all: they are written beside their name and renamed at the end. */
+#include "perf/bench.h"
+
+#include "common/cleanup.h"
+#include "common/json.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct file {
+    const char *path; /* NULL: not wanted */
+    char *temporary;
+    FILE *out;
+};
+
+struct lc_bench_output {
+    const struct lc_bench *bench;
+    struct file json_file;
+    struct file csv_file;
+    struct lc_json json;
+    bool progress; /* a line on stderr is to be wiped */
+};
+
+struct figures {
+    double median, p10, p99; /* of ratios: p90 */
+};
+
+static int file_open(struct file *file, const char *path)
+{
+    if (!path)
+        return 0;
+    file->path = path;
+    if (asprintf(&file->temporary, "%s.tmp%d", path, (int)getpid()) < 0) {
+        file->temporary = NULL;
+        return -ENOMEM;
+    }
+    file->out = fopen(file->temporary, "we");
+    if (!file->out) {
+        int err = -errno;
+
+        fprintf(stderr, "loongcomm-bench: cannot write %s: %s\n", path, strerror(-err));
+        return err;
+    }
+    return 0;
+}
+
+static int file_close(struct file *file, bool keep)
+{
+    int err = 0;
+
+    if (file->out) {
+        if (ferror(file->out))
+            err = -EIO;
+        if (fclose(file->out))
+            err = -errno;
+        if (!err && keep && rename(file->temporary, file->path))
+            err = -errno;
+        if (err)
+            fprintf(stderr, "loongcomm-bench: cannot write %s: %s\n", file->path, strerror(-err));
+        if (err || !keep)
+            unlink(file->temporary);
+    }
+    free(file->temporary);
+    *file = (struct file){ 0 };
+    return err;
+}
+
+static void nccl_text(int code, char *text, size_t size)
+{
+    snprintf(text, size, "%d.%d.%d", code / 10000, code / 100 % 100, code % 100);
+}
+
+/* First line of a file after a colon or from the start, without the newline; "unknown" if it has none. */
+static void read_line(const char *path, const char *key, char *text, size_t size)
+{
+    lc_autofclose FILE *in = fopen(path, "re");
+    char line[512];
+
+    snprintf(text, size, "unknown");
+    while (in && fgets(line, sizeof(line), in)) {
+        char *value = line;
+
+        line[strcspn(line, "\n")] = '\0';
+        if (strncmp(line, key, strlen(key)) != 0)
+            continue;
+        if (*key)
+            value = strchr(line, ':') ? strchr(line, ':') + 2 : line;
+        snprintf(text, size, "%.200s", value);
+        return;
+    }
+}
+
+static void key_string(struct lc_json *json, const char *key, const char *value)
+{
+    lc_json_key(json, key);
+    lc_json_string(json, value);
+}
+
+static void key_int(struct lc_json *json, const char *key, int64_t value)
+{
+    lc_json_key(json, key);
+    lc_json_int(json, value);
+}
+
+static void key_double(struct lc_json *json, const char *key, double value)
+{
+    lc_json_key(json, key);
+    lc_json_double(json, value);
+}
+
+static void key_bool(struct lc_json *json, const char *key, bool value)
+{
+    lc_json_key(json, key);
+    lc_json_bool(json, value);
+}
+
+static void write_machine(struct lc_bench_output *output)
+{
+    const struct lc_bench_machine *machine = &output->bench->machine;
+    struct lc_json *json = &output->json;
+    char text[256];
+
+    lc_json_key(json, "machine");
+    lc_json_object(json);
+    read_line("/proc/cpuinfo", "model name", text, sizeof(text));
+    key_string(json, "cpu", text);
+    key_int(json, "cores", sysconf(_SC_NPROCESSORS_ONLN));
+    key_bool(json, "rig", machine->rig);
+    key_string(json, "gpu", machine->gpu);
+    key_int(json, "gpus", machine->gpus);
+    read_line("/sys/module/nvidia/version", "", text, sizeof(text));
+    key_string(json, "driver", machine->rig ? "none" : text);
+    key_int(json, "driver_cuda", machine->driver);
+    nccl_text(machine->nccl, text, sizeof(text));
+    key_string(json, "nccl", text);
+    key_string(json, "nccl_path", machine->nccl_path);
+    key_string(json, "cudart_path", machine->cudart_path);
+    key_int(json, "ranks", output->bench->ranks);
+    lc_json_end(json);
+}
+
+static void begin_json(struct lc_bench_output *output, int argc, char **argv)
+{
+    struct lc_json *json = &output->json;
+
+    lc_json_init(json, output->json_file.out);
+    lc_json_object(json);
+    key_string(json, "schema", "loongcomm.bench/1");
+    write_machine(output);
+    lc_json_key(json, "command");
+    lc_json_array(json);
+    for (int i = 0; i < argc; i++)
+        lc_json_string(json, argv[i]);
+    lc_json_end(json);
+    lc_json_key(json, "records");
+    lc_json_array(json);
+}
+
+static void begin_table(const struct lc_bench *bench)
+{
+    const struct lc_bench_machine *machine = &bench->machine;
+    char version[32];
+
+    nccl_text(machine->nccl, version, sizeof(version));
+    printf("# loongcomm-bench %s: %d ranks on %s, NCCL %s (%s)\n",
+           lc_bench_op_names[bench->options->op], bench->ranks,
+           machine->rig ? "the host rig (no GPU: figures of host memory)" : machine->gpu, version,
+           machine->nccl_path);
+    printf(
+        "# size: bytes of a rank's send buffer; us: per call, slowest rank; GB/s as in nccl-tests; "
+        "ratio: nccl / loongcomm, median of rounds (p10..p90)\n");
+    printf("%8s %-7s %5s %-10s %12s %12s %12s %8s %8s  %-21s %s\n", "size", "type", "live",
+           "variant", "median us", "p10 us", "p99 us", "algbw", "busbw", "ratio", "check");
+    fflush(stdout);
+}
+
+int lc_bench_output_open(const struct lc_bench *bench, int argc, char **argv,
+                         struct lc_bench_output **out)
+{
+    struct lc_bench_output *output = calloc(1, sizeof(*output));
+    int err;
+
+    if (!output)
+        return -ENOMEM;
+    output->bench = bench;
+    err = file_open(&output->json_file, bench->options->json);
+    if (!err)
+        err = file_open(&output->csv_file, bench->options->csv);
+    if (err) {
+        file_close(&output->json_file, false);
+        file_close(&output->csv_file, false);
+        free(output);
+        return err;
+    }
+    if (output->json_file.out)
+        begin_json(output, argc, argv);
+    if (output->csv_file.out)
+        fprintf(
+            output->csv_file.out,
+            "op,bytes,dtype,ranks,live,live_drawn,inplace,graph,sendrecv,variant,median_us,p10_us,"
+            "p99_us,algbw,busbw,verified,samples,inner,slots,ratio,ratio_p10,ratio_p90\n");
+    begin_table(bench);
+    *out = output;
+    return 0;
+}
+
+static void wipe_progress(struct lc_bench_output *output)
+{
+    if (output->progress)
+        fprintf(stderr, "\r\033[K");
+    output->progress = false;
+}
+
+void lc_bench_output_progress(struct lc_bench_output *output, int index, int count,
+                              const struct lc_bench_case *kase)
+{
+    char text[128];
+
+    if (!isatty(STDERR_FILENO))
+        return;
+    lc_bench_case_text(kase, text, sizeof(text));
+    fprintf(stderr, "\r\033[K%d of %d: %s", index + 1, count, text);
+    output->progress = true;
+}
+
+static void print_row(const struct lc_bench *bench, const struct lc_bench_case *kase,
+                      enum lc_bench_variant variant, const struct figures *f,
+                      const struct figures *ratio)
+{
+    char size[32];
+    char text[64] = "";
+
+    lc_bench_size_text(kase->bytes, size, sizeof(size));
+    if (ratio && variant == LC_BENCH_OURS)
+        snprintf(text, sizeof(text), "%.3f (%.3f..%.3f)", ratio->median, ratio->p10, ratio->p99);
+    printf("%8s %-7s %5g %-10s %12.2f %12.2f %12.2f %8.2f %8.2f  %-21s %s\n", size,
+           lc_bench_dtypes[kase->dtype].name, kase->live, lc_bench_variant_names[variant],
+           f->median, f->p10, f->p99, lc_bench_algbw(kase, f->median),
+           lc_bench_busbw(kase, bench->ranks, f->median), text, "ok");
+    fflush(stdout);
+}
+
+static void write_record(struct lc_bench_output *output, const struct lc_bench_case *kase,
+                         enum lc_bench_variant variant, const struct lc_bench_result *result,
+                         const struct figures *f, const struct figures *ratio)
+{
+    struct lc_json *json = &output->json;
+    int ranks = output->bench->ranks;
+
+    lc_json_object(json);
+    key_string(json, "op", lc_bench_op_names[kase->op]);
+    key_int(json, "bytes", (int64_t)kase->bytes);
+    key_string(json, "dtype", lc_bench_dtypes[kase->dtype].name);
+    key_int(json, "ranks", ranks);
+    key_double(json, "live", kase->live);
+    key_double(json, "live_drawn", lc_bench_live_share(kase, ranks));
+    key_bool(json, "inplace", kase->inplace);
+    key_bool(json, "graph", kase->graph);
+    key_bool(json, "sendrecv", kase->sendrecv);
+    key_string(json, "variant", lc_bench_variant_names[variant]);
+    key_double(json, "median_us", f->median);
+    key_double(json, "p10_us", f->p10);
+    key_double(json, "p99_us", f->p99);
+    key_double(json, "algbw", lc_bench_algbw(kase, f->median));
+    key_double(json, "busbw", lc_bench_busbw(kase, ranks, f->median));
+    key_bool(json, "verified", true); /* a wrong result ends the run */
+    key_int(json, "rounds", result->rounds);
+    key_int(json, "iters", result->iters);
+    key_int(json, "inner", result->inner);
+    key_int(json, "slots", result->slots);
+    if (ratio && variant == LC_BENCH_OURS) {
+        lc_json_key(json, "ratio");
+        lc_json_object(json);
+        key_double(json, "median", ratio->median);
+        key_double(json, "p10", ratio->p10);
+        key_double(json, "p90", ratio->p99);
+        lc_json_key(json, "rounds");
+        lc_json_array(json);
+        for (int i = 0; i < result->rounds; i++)
+            lc_json_double(json, result->ratios[i]);
+        lc_json_end(json);
+        lc_json_end(json);
+    }
+    lc_json_end(json);
+}
+
+static void write_csv(FILE *out, const struct lc_bench *bench, const struct lc_bench_case *kase,
+                      enum lc_bench_variant variant, const struct lc_bench_result *result,
+                      const struct figures *f, const struct figures *ratio)
+{
+    fprintf(out, "%s,%zu,%s,%d,%g,%.4f,%d,%d,%d,%s,%.3f,%.3f,%.3f,%.4f,%.4f,%d,%zu,%d,%d,",
+            lc_bench_op_names[kase->op], kase->bytes, lc_bench_dtypes[kase->dtype].name,
+            bench->ranks, kase->live, lc_bench_live_share(kase, bench->ranks), kase->inplace,
+            kase->graph, kase->sendrecv, lc_bench_variant_names[variant], f->median, f->p10, f->p99,
+            lc_bench_algbw(kase, f->median), lc_bench_busbw(kase, bench->ranks, f->median), 1,
+            result->series[variant].count, result->inner, result->slots);
+    if (ratio && variant == LC_BENCH_OURS)
+        fprintf(out, "%.4f,%.4f,%.4f\n", ratio->median, ratio->p10, ratio->p99);
+    else
+        fprintf(out, ",,\n");
+}
+
+static struct figures figures_of(double *values, size_t count, double high)
+{
+    return (struct figures){
+        .median = lc_bench_percentile(values, count, 50),
+        .p10 = lc_bench_percentile(values, count, 10),
+        .p99 = lc_bench_percentile(values, count, high),
+    };
+}
+
+/* Ratios keep their order in the file, where a drift can be seen: a copy is sorted. */
+static int ratio_figures(const struct lc_bench_result *result, struct figures *out)
+{
+    size_t count = (size_t)result->rounds;
+    lc_autofree double *copy = calloc(count, sizeof(*copy));
+
+    if (!copy)
+        return -ENOMEM;
+    memcpy(copy, result->ratios, count * sizeof(*copy));
+    *out = figures_of(copy, count, 90);
+    return 0;
+}
+
+void lc_bench_output_result(struct lc_bench_output *output, const struct lc_bench_case *kase,
+                            struct lc_bench_result *result)
+{
+    const struct lc_bench *bench = output->bench;
+    struct figures ratio;
+    bool has_ratio = result->ratios && ratio_figures(result, &ratio) == 0;
+
+    wipe_progress(output);
+    for (int v = 0; v < LC_BENCH_VARIANTS; v++) {
+        struct figures f;
+
+        if (!result->series[v].us)
+            continue;
+        f = figures_of(result->series[v].us, result->series[v].count, 99);
+        print_row(bench, kase, v, &f, has_ratio ? &ratio : NULL);
+        if (output->json_file.out)
+            write_record(output, kase, v, result, &f, has_ratio ? &ratio : NULL);
+        if (output->csv_file.out)
+            write_csv(output->csv_file.out, bench, kase, v, result, &f, has_ratio ? &ratio : NULL);
+    }
+}
+
+int lc_bench_output_close(struct lc_bench_output *output, bool complete)
+{
+    int err = 0;
+    int csv_err;
+
+    if (!output)
+        return 0;
+    wipe_progress(output);
+    if (output->json_file.out && complete) {
+        lc_json_end(&output->json);
+        lc_json_end(&output->json);
+        err = lc_json_finish(&output->json);
+    }
+    if (file_close(&output->json_file, complete && !err) && !err)
+        err = -EIO;
+    csv_err = file_close(&output->csv_file, complete);
+    free(output);
+    return err ? err : csv_err;
+}
