@@ -10,18 +10,18 @@
 #define BITS    4093
 
 const struct vf_type vf_types[ncclNumTypes] = {
-    [ncclInt8] = {ncclInt8,        "int8",       1, 'i', 0,  0 },
-    [ncclUint8] = { ncclUint8,      "uint8",      1, 'u', 0,  0 },
-    [ncclInt32] = { ncclInt32,      "int32",      4, 'i', 0,  0 },
-    [ncclUint32] = { ncclUint32,     "uint32",     4, 'u', 0,  0 },
-    [ncclInt64] = { ncclInt64,      "int64",      8, 'i', 0,  0 },
-    [ncclUint64] = { ncclUint64,     "uint64",     8, 'u', 0,  0 },
-    [ncclFloat16] = { ncclFloat16,    "float16",    2, 'f', 5,  10},
-    [ncclFloat32] = { ncclFloat32,    "float32",    4, 'f', 8,  23},
-    [ncclFloat64] = { ncclFloat64,    "float64",    8, 'f', 11, 52},
-    [ncclBfloat16] = { ncclBfloat16,   "bfloat16",   2, 'f', 8,  7 },
-    [ncclFloat8e4m3] = { ncclFloat8e4m3, "float8e4m3", 1, 'f', 4,  3 },
-    [ncclFloat8e5m2] = { ncclFloat8e5m2, "float8e5m2", 1, 'f', 5,  2 },
+    [ncclInt8] = {"int8",        1, ncclInt8,       0,  0,  'i'},
+    [ncclUint8] = { "uint8",      1, ncclUint8,      0,  0,  'u'},
+    [ncclInt32] = { "int32",      4, ncclInt32,      0,  0,  'i'},
+    [ncclUint32] = { "uint32",     4, ncclUint32,     0,  0,  'u'},
+    [ncclInt64] = { "int64",      8, ncclInt64,      0,  0,  'i'},
+    [ncclUint64] = { "uint64",     8, ncclUint64,     0,  0,  'u'},
+    [ncclFloat16] = { "float16",    2, ncclFloat16,    5,  10, 'f'},
+    [ncclFloat32] = { "float32",    4, ncclFloat32,    8,  23, 'f'},
+    [ncclFloat64] = { "float64",    8, ncclFloat64,    11, 52, 'f'},
+    [ncclBfloat16] = { "bfloat16",   2, ncclBfloat16,   8,  7,  'f'},
+    [ncclFloat8e4m3] = { "float8e4m3", 1, ncclFloat8e4m3, 4,  3,  'f'},
+    [ncclFloat8e5m2] = { "float8e5m2", 1, ncclFloat8e5m2, 5,  2,  'f'},
 };
 
 const char *const vf_redop_names[VF_REDOPS] = {
