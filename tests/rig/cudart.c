@@ -40,6 +40,7 @@ static void after_fork(void)
 
 static void keep_status(int status, void *arg)
 {
+    (void)arg;
     exit_status = status;
 }
 
@@ -70,6 +71,8 @@ cudaError_t rt_enter(const char *site)
     if (in_host_function)
         return rt_return(cudaErrorNotPermitted);
     pthread_once(&once, init);
+    if (!rt_device_count)
+        return rt_return(cudaErrorNoDevice);
     if (lcrig_fault(site))
         return rt_return(fault_code(site));
     return cudaSuccess;

@@ -235,6 +235,7 @@ cudaError_t cudaStreamBeginCaptureToGraph(cudaStream_t handle, cudaGraph_t graph
     struct rt_stream *stream;
     cudaError_t err = rt_enter(__func__);
 
+    (void)edges; /* plain edges only */
     if (err)
         return err;
     rt_lock();
@@ -412,7 +413,8 @@ cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t stream, enum cudaStreamCapt
 }
 #endif
 
-static cudaError_t update_deps(cudaStream_t handle, const struct rt_nodes *nodes, unsigned flags)
+static cudaError_t update_deps_locked(cudaStream_t handle, const struct rt_nodes *nodes,
+                                      unsigned flags)
 {
     struct rt_stream *stream;
     cudaError_t err;
@@ -435,14 +437,8 @@ static cudaError_t update_deps(cudaStream_t handle, const struct rt_nodes *nodes
     return cudaSuccess;
 }
 
-#if CUDART_VERSION >= 13000
-cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t handle, cudaGraphNode_t *deps,
-                                                const cudaGraphEdgeData *edges, size_t count,
-                                                unsigned flags)
-#else
-cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t handle, cudaGraphNode_t *deps,
-                                                size_t count, unsigned flags)
-#endif
+static cudaError_t update_deps(cudaStream_t handle, cudaGraphNode_t *deps, size_t count,
+                               unsigned flags)
 {
     struct rt_nodes nodes = { (struct rt_node **)deps, count, count };
     cudaError_t err = rt_enter("cudaStreamUpdateCaptureDependencies");
@@ -450,10 +446,26 @@ cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t handle, cudaGraphNo
     if (err)
         return err;
     rt_lock();
-    err = update_deps(handle, &nodes, flags);
+    err = update_deps_locked(handle, &nodes, flags);
     rt_unlock();
     return rt_return(err);
 }
+
+#if CUDART_VERSION >= 13000
+cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t handle, cudaGraphNode_t *deps,
+                                                const cudaGraphEdgeData *edges, size_t count,
+                                                unsigned flags)
+{
+    (void)edges; /* plain edges only */
+    return update_deps(handle, deps, count, flags);
+}
+#else
+cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t handle, cudaGraphNode_t *deps,
+                                                size_t count, unsigned flags)
+{
+    return update_deps(handle, deps, count, flags);
+}
+#endif
 
 cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode)
 {

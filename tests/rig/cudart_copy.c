@@ -166,12 +166,27 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaM
                                    : copy_async(&copy, kind, stream);
 }
 
+cudaError_t cudaMemcpyPeer(void *dst, int dst_device, const void *src, int src_device, size_t bytes)
+{
+    struct copy copy = flat_copy(dst, src, bytes);
+    cudaError_t err = rt_enter(__func__);
+
+    (void)dst_device; /* addresses are unique over devices */
+    (void)src_device;
+    if (err)
+        return err;
+    return bytes && (!dst || !src) ? rt_return(cudaErrorInvalidValue)
+                                   : copy_now(&copy, cudaMemcpyDeviceToDevice);
+}
+
 cudaError_t cudaMemcpyPeerAsync(void *dst, int dst_device, const void *src, int src_device,
                                 size_t bytes, cudaStream_t stream)
 {
     struct copy copy = flat_copy(dst, src, bytes);
     cudaError_t err = rt_enter(__func__);
 
+    (void)dst_device; /* addresses are unique over devices */
+    (void)src_device;
     if (err)
         return err;
     return bytes && (!dst || !src) ? rt_return(cudaErrorInvalidValue)
@@ -189,6 +204,18 @@ cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size
         return err;
     return width && height && (!dst || !src) ? rt_return(cudaErrorInvalidValue)
                                              : copy_async(&copy, kind, stream);
+}
+
+cudaError_t cudaMemcpy2D(void *dst, size_t dst_pitch, const void *src, size_t src_pitch,
+                         size_t width, size_t height, enum cudaMemcpyKind kind)
+{
+    struct copy copy = { dst, src, dst_pitch, src_pitch, width, height, 0 };
+    cudaError_t err = rt_enter(__func__);
+
+    if (err)
+        return err;
+    return width && height && (!dst || !src) ? rt_return(cudaErrorInvalidValue)
+                                             : copy_now(&copy, kind);
 }
 
 /* Fills are of device memory (or pinned): the kind says so to is_valid. */
@@ -212,6 +239,15 @@ cudaError_t cudaMemset(void *dst, int value, size_t bytes)
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t stream)
 {
     struct copy fill = flat_fill(dst, value, bytes);
+    cudaError_t err = rt_enter(__func__);
+
+    return err ? err : copy_async(&fill, cudaMemcpyHostToDevice, stream);
+}
+
+cudaError_t cudaMemset2DAsync(void *dst, size_t pitch, int value, size_t width, size_t height,
+                              cudaStream_t stream)
+{
+    struct copy fill = { dst, NULL, pitch, 0, width, height, value };
     cudaError_t err = rt_enter(__func__);
 
     return err ? err : copy_async(&fill, cudaMemcpyHostToDevice, stream);

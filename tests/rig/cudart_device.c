@@ -21,10 +21,8 @@ cudaError_t cudaGetDeviceCount(int *count)
 {
     cudaError_t err = rt_enter(__func__);
 
-    if (err)
-        return err;
-    *count = rt_device_count;
-    return rt_return(rt_device_count ? cudaSuccess : cudaErrorNoDevice);
+    *count = err ? 0 : rt_device_count;
+    return err;
 }
 
 static cudaError_t check_device(int device)
@@ -56,6 +54,7 @@ cudaError_t cudaGetDevice(int *device)
 
 cudaError_t cudaSetDeviceFlags(unsigned flags)
 {
+    (void)flags;
     return rt_enter(__func__);
 }
 
@@ -229,6 +228,7 @@ cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags)
 {
     cudaError_t err = rt_enter(__func__);
 
+    (void)flags;
     return err ? err : set_peer(peer, true, cudaErrorPeerAccessAlreadyEnabled);
 }
 
@@ -250,6 +250,41 @@ cudaError_t cudaDriverGetVersion(int *version)
     *version = CUDART_VERSION;
     return cudaSuccess;
 }
+
+/* There is no driver library below: whoever asks for one of its functions learns that it is not there. */
+static cudaError_t no_driver_function(void **fn, enum cudaDriverEntryPointQueryResult *status)
+{
+    if (!fn)
+        return rt_return(cudaErrorInvalidValue);
+    *fn = NULL;
+    if (status)
+        *status = cudaDriverEntryPointSymbolNotFound;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDriverEntryPoint(const char *symbol, void **fn, unsigned long long flags,
+                                    enum cudaDriverEntryPointQueryResult *status)
+{
+    cudaError_t err = rt_enter(__func__);
+
+    (void)symbol;
+    (void)flags;
+    return err ? err : no_driver_function(fn, status);
+}
+
+#if CUDART_VERSION >= 12050
+cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **fn, unsigned version,
+                                             unsigned long long flags,
+                                             enum cudaDriverEntryPointQueryResult *status)
+{
+    cudaError_t err = rt_enter(__func__);
+
+    (void)symbol;
+    (void)version;
+    (void)flags;
+    return err ? err : no_driver_function(fn, status);
+}
+#endif
 
 static const struct {
     cudaError_t code;

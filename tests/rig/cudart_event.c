@@ -309,6 +309,8 @@ cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t *handle, cudaEvent_t even
 {
     cudaError_t err = rt_enter(__func__);
 
+    (void)handle;
+    (void)event;
     return err ? err : rt_return(cudaErrorNotSupported);
 }
 
@@ -316,5 +318,7 @@ cudaError_t cudaIpcOpenEventHandle(cudaEvent_t *event, cudaIpcEventHandle_t hand
 {
     cudaError_t err = rt_enter(__func__);
 
+    (void)event;
+    (void)handle;
     return err ? err : rt_return(cudaErrorNotSupported);
 }

@@ -73,7 +73,8 @@ struct rt_stream {
     int device;
     unsigned flags;
     int priority;
-    unsigned long long id;     /* unique in the process */
+    int rank;              /* of the thread that made the stream, -1 if that has none of its own */
+    unsigned long long id; /* unique in the process */
     unsigned long long number; /* n-th stream of its device: seeds the delays */
     bool is_legacy;
     bool is_internal; /* default, per-thread and lane streams: no leak if alive at exit */
@@ -240,6 +241,7 @@ void rt_use_end(void);
 /* Name of a running piece that uses part of the range, NULL if none. */
 const char *rt_use_find(const void *ptr, size_t bytes);
 /* Sleeps as LCRIG_DELAY_US says; *state is the stream's generator, 0 at first. */
+int rt_thread_rank(void);
 void rt_delay(unsigned long long *state, int device, unsigned long long number);
 
 /* cudart_capture.c */

@@ -68,6 +68,7 @@ static void *work_off(void *arg)
 {
     struct rt_stream *stream = arg;
 
+    lcrig_set_thread_rank(stream->rank);
     rt_lock();
     for (;;) {
         struct rt_item *item = stream->head;
@@ -177,6 +178,7 @@ struct rt_stream *rt_stream_new(int device, unsigned flags, int priority, bool i
     stream->device = device;
     stream->flags = flags;
     stream->priority = priority;
+    stream->rank = rt_thread_rank();
     stream->id = ++last_id;
     stream->number = ++rt_devices[device].streams;
     stream->is_internal = internal;

@@ -8,6 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#define DELAY_MAX 10000000ULL /* 10 s */
+
 struct range {
     const char *ptr;
     size_t bytes;
@@ -88,6 +90,11 @@ int lcrig_rank(void)
     if (text && *text)
         parse_number(text, 1 << 20, &rank);
     return (int)rank;
+}
+
+int rt_thread_rank(void)
+{
+    return thread_rank;
 }
 
 void lcrig_set_thread_rank(int rank)
@@ -176,7 +183,7 @@ static uint64_t delay_us, delay_seed; /* written under delay_once only */
 
 static void read_delay(void)
 {
-    delay_us = lcrig_env("LCRIG_DELAY_US", 0, 10000000);
+    delay_us = lcrig_env("LCRIG_DELAY_US", 0, DELAY_MAX);
     delay_seed = lcrig_env("LCRIG_SEED", 0, UINT64_MAX);
 }
 

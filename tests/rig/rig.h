@@ -27,6 +27,8 @@
  * a buffer written while another stream's work uses it, an overrun of an allocation, memory freed while in use)
  * prints one line "rig: ..." and aborts the test process.
  *
+ * Not built: kernels (cudaLaunchKernel, functions, modules), memory pools and memory nodes, textures, IPC of events.
+ *
  * After fork() of a process that has used the rig, every call in the child returns cudaErrorInitializationError.
  */
 #ifndef LCRIG_H
@@ -80,7 +82,8 @@ unsigned long long lcrig_unrecorded_waits(void);
  * the call at `site` is to fail. Sites are API names. A malformed setting is a failure. */
 bool lcrig_fault(const char *site);
 
-/* Rank used for faults, delays and messages: of this thread if set, else of the process. */
+/* Rank used for faults, delays and messages: of this thread if set, else of the process. Streams take over the rank of
+ * the thread that makes them, so it holds inside run(), too. */
 int lcrig_rank(void);
 void lcrig_set_thread_rank(int rank);
 

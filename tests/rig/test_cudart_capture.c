@@ -4,9 +4,36 @@
 static cudaStream_t main_stream, side_stream, blocking_stream;
 static cudaEvent_t fork_event, join_event;
 
+static void capture_info(enum cudaStreamCaptureStatus *status, unsigned long long *id,
+                         cudaGraph_t *graph, const cudaGraphNode_t **deps, size_t *count)
+{
+#if CUDART_VERSION >= 13000
+    OK(cudaStreamGetCaptureInfo(main_stream, status, id, graph, deps, NULL, count));
+#else
+    OK(cudaStreamGetCaptureInfo(main_stream, status, id, graph, deps, count));
+#endif
+}
+
+static void set_deps(cudaGraphNode_t *deps, size_t count)
+{
+#if CUDART_VERSION >= 13000
+    OK(cudaStreamUpdateCaptureDependencies(main_stream, deps, NULL, count,
+                                           cudaStreamSetCaptureDependencies));
+#else
+    OK(cudaStreamUpdateCaptureDependencies(main_stream, deps, count,
+                                           cudaStreamSetCaptureDependencies));
+#endif
+}
+
 static void add_one(void *arg)
 {
     atomic_fetch_add((atomic_int *)arg, 1);
+}
+
+static void pause_1ms(void *arg)
+{
+    (void)arg;
+    sleep_ms(1);
 }
 
 static void set_up(void)
@@ -107,6 +134,37 @@ static void forked_streams_run_side_by_side(void)
     gate_await_arrivals(&gate, 2);
     CHECK(after == 0);
     gate_open(&gate);
+    OK(cudaStreamSynchronize(main_stream));
+    CHECK(after == 1);
+    OK(cudaGraphExecDestroy(exec));
+}
+
+/* The branch is the first and the last of the graph: nothing on the main stream orders it but the launch. */
+static void a_launch_has_all_branches_between_its_neighbours(void)
+{
+    struct gate before = GATE_INIT, inside = GATE_INIT;
+    atomic_int after = 0;
+    cudaGraphExec_t exec;
+
+    begin();
+    fork_side();
+    enqueue(main_stream, pause_1ms, NULL);
+    enqueue(side_stream, gate_pass, &inside);
+    join_side();
+    exec = finish();
+    enqueue(main_stream, gate_pass, &before);
+    OK(cudaGraphLaunch(exec, main_stream));
+    enqueue(main_stream, add_one, &after);
+    gate_await_arrivals(&before, 1);
+    sleep_ms(5);
+    pthread_mutex_lock(&inside.lock);
+    CHECK(inside.arrived == 0);
+    pthread_mutex_unlock(&inside.lock);
+    gate_open(&before);
+    gate_await_arrivals(&inside, 1);
+    sleep_ms(5);
+    CHECK(after == 0);
+    gate_open(&inside);
     OK(cudaStreamSynchronize(main_stream));
     CHECK(after == 1);
     OK(cudaGraphExecDestroy(exec));
@@ -248,7 +306,7 @@ static void user_objects_live_as_long_as_graph_exec_and_launch(void)
     OK(cudaUserObjectCreate(&object, &destroyed, add_one, 1, cudaUserObjectNoDestructorSync));
     begin();
     enqueue(main_stream, gate_pass, &gate);
-    OK(cudaStreamGetCaptureInfo(main_stream, &status, NULL, &graph, NULL, NULL, NULL));
+    capture_info(&status, NULL, &graph, NULL, NULL);
     CHECK(status == cudaStreamCaptureStatusActive);
     OK(cudaGraphRetainUserObject(graph, object, 1, cudaGraphUserObjectMove));
     exec = finish();
@@ -398,6 +456,7 @@ static void *query_from_another_thread(void *arg)
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal;
     cudaGraph_t graph;
 
+    (void)arg;
     FAILS(cudaStreamEndCapture(main_stream, &graph), cudaErrorStreamCaptureWrongThread);
     OK(cudaThreadExchangeStreamCaptureMode(&mode));
     OK(cudaStreamQuery(side_stream));
@@ -445,17 +504,18 @@ static void dependencies_can_be_read_and_set(void)
     const cudaGraphNode_t *deps;
     size_t count;
 
-    OK(cudaStreamGetCaptureInfo(main_stream, &status, &id, &graph, &deps, NULL, &count));
+    capture_info(&status, &id, &graph, &deps, &count);
     CHECK(status == cudaStreamCaptureStatusNone);
     begin();
     enqueue(main_stream, add_one, &runs);
-    OK(cudaStreamGetCaptureInfo(main_stream, &status, &id, &graph, &deps, NULL, &count));
+    capture_info(&status, &id, &graph, &deps, &count);
     CHECK(status == cudaStreamCaptureStatusActive && count == 1);
     OK(cudaGraphAddEmptyNode(&empty, graph, deps, count));
-    OK(cudaStreamUpdateCaptureDependencies(main_stream, &empty, NULL, 1,
-                                           cudaStreamSetCaptureDependencies));
-    OK(cudaStreamGetCaptureInfo(main_stream, &status, &later_id, NULL, &deps, NULL, &count));
+    set_deps(&empty, 1);
+    capture_info(&status, &later_id, NULL, &deps, &count);
     CHECK(later_id == id && count == 1 && deps[0] == empty);
+    enqueue(main_stream, add_one, &runs);
+    set_deps(NULL, 0);
     OK(cudaGraphExecDestroy(finish()));
 }
 
@@ -464,6 +524,7 @@ int main(void)
     set_up();
     captured_work_runs_at_replay_only();
     forked_streams_run_side_by_side();
+    a_launch_has_all_branches_between_its_neighbours();
     edges_between_streams_hold_at_every_replay();
     one_exec_never_overlaps_itself();
     two_execs_run_at_once();

@@ -22,9 +22,10 @@ static void owner(int to, int from)
 {
     struct message message = { .offset = 5000 };
     unsigned char *dev;
-    void *again;
+    void *before, *again;
     char done;
 
+    OK(cudaMalloc(&before, 5));
     OK(cudaMalloc((void **)&dev, BYTES));
     OK(cudaMemset(dev, 1, BYTES));
     OK(cudaDeviceSynchronize());
@@ -37,6 +38,7 @@ static void owner(int to, int from)
     take(from, &done, 1);
     CHECK(dev[5000] == 42 && dev[4999] == 1 && dev[5100] == 1);
     OK(cudaFree(dev));
+    OK(cudaFree(before));
     give(to, &done, 1);
 }
 

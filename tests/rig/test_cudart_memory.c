@@ -18,6 +18,12 @@ static void memory_is_copied_and_filled(void)
     OK(cudaMemcpy2DAsync(dev, 100, host, 200, 50, 5, cudaMemcpyHostToDevice, stream));
     OK(cudaMemcpy(back, dev, sizeof(host), cudaMemcpyDeviceToHost));
     CHECK(back[0] == 7 && back[49] == 7 && back[50] == 1 && back[449] == 7 && back[450] == 1);
+    OK(cudaMemset2DAsync(dev, 100, 4, 10, 2, stream));
+    OK(cudaMemcpy2D(back, 100, dev, 100, 20, 2, cudaMemcpyDeviceToHost));
+    CHECK(back[9] == 4 && back[10] == 7 && back[109] == 4 && back[110] == 7);
+    OK(cudaMemcpyPeer(dev + 500, 0, dev, 0, 10));
+    OK(cudaMemcpy(back, dev + 500, 10, cudaMemcpyDeviceToHost));
+    CHECK(back[9] == 4);
     OK(cudaFree(dev));
     OK(cudaStreamDestroy(stream));
 }
@@ -208,7 +214,8 @@ static void devices_are_described(void)
     FAILS(cudaSetDevice(16), cudaErrorInvalidDevice);
     OK(cudaGetDeviceProperties(&prop, 0));
     OK(cudaGetDeviceProperties(&other, 15));
-    CHECK(memcmp(&prop.uuid, &other.uuid, sizeof(prop.uuid)) && prop.pciBusID != other.pciBusID);
+    CHECK(memcmp(&prop.uuid, &other.uuid, sizeof(prop.uuid)) != 0 &&
+          prop.pciBusID != other.pciBusID);
     OK(cudaDeviceGetPCIBusId(id, sizeof(id), 15));
     OK(cudaDeviceGetByPCIBusId(&device, id));
     CHECK(device == 15);

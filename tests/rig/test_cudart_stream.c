@@ -128,6 +128,7 @@ static void an_event_without_record_holds_nobody_up(void)
 
 static void pause_10ms(void *arg)
 {
+    (void)arg;
     sleep_ms(10);
 }
 
@@ -196,17 +197,23 @@ static void the_default_stream_waits_for_blocking_streams_and_they_for_it(void)
 
 static void a_default_stream_belongs_to_its_device(void)
 {
-    struct gate gate = GATE_INIT;
+    struct gate gate = GATE_INIT, other_gate = GATE_INIT;
+    cudaStream_t blocking;
 
+    OK(cudaStreamCreate(&blocking));
+    enqueue(blocking, gate_pass, &other_gate);
     enqueue(0, gate_pass, &gate);
     OK(cudaSetDevice(1));
     OK(cudaStreamQuery(0));
+    OK(cudaStreamSynchronize(0));
     OK(cudaDeviceSynchronize());
     OK(cudaSetDevice(0));
     FAILS(cudaStreamQuery(0), cudaErrorNotReady);
+    gate_open(&other_gate);
     gate_open(&gate);
     OK(cudaDeviceSynchronize());
     OK(cudaStreamQuery(0));
+    OK(cudaStreamDestroy(blocking));
 }
 
 struct own_default {

@@ -76,6 +76,13 @@ static void write_beside_write(void)
     use_at_once(&a, &b);
 }
 
+static void write_beside_write_the_other_way_round(void)
+{
+    struct use a = { NULL, buffer + 100, true }, b = { NULL, buffer, true };
+
+    use_at_once(&a, &b);
+}
+
 static void free_while_another_device_uses_it(void)
 {
     struct gate gate = GATE_INIT;
@@ -95,6 +102,7 @@ static void buffers_in_flight_are_guarded(void)
     CHECK(died(run(write_while_read)) && says("test piece on stream") && says("writes"));
     CHECK(left(run(read_while_read), 0));
     CHECK(left(run(write_beside_write), 0));
+    CHECK(left(run(write_beside_write_the_other_way_round), 0));
     CHECK(died(run(free_while_another_device_uses_it)) &&
           says("is freed while test piece uses it"));
 }
@@ -256,6 +264,37 @@ static void second_malloc_fails_once(void)
     OK(cudaStreamDestroy((cudaStream_t)a));
 }
 
+static void note_rank(void *arg)
+{
+    *(int *)arg = lcrig_rank();
+}
+
+static void a_threads_rank_holds_in_its_streams(void)
+{
+    cudaStream_t stream;
+    int rank = -1;
+
+    setenv("RANK", "2", 1);
+    CHECK(lcrig_rank() == 2);
+    lcrig_set_thread_rank(9);
+    OK(cudaStreamCreate(&stream));
+    enqueue(stream, note_rank, &rank);
+    OK(cudaStreamSynchronize(stream));
+    CHECK(rank == 9);
+    OK(cudaStreamDestroy(stream));
+}
+
+static void a_machine_without_devices(void)
+{
+    int count = 7;
+    void *ptr;
+
+    setenv("LCRIG_DEVICES", "0", 1);
+    FAILS(cudaGetDeviceCount(&count), cudaErrorNoDevice);
+    CHECK(!count);
+    FAILS(cudaMalloc(&ptr, 1), cudaErrorNoDevice);
+}
+
 static void fault_with_a_typing_error(void)
 {
     setenv("LCRIG_FAULT", "cudaMalloc:zwei", 1);
@@ -272,6 +311,8 @@ static void faults_are_injected_as_told(void)
 {
     CHECK(left(run(second_malloc_fails_once), 0));
     CHECK(died(run(fault_with_a_typing_error)) && says("LCRIG_FAULT"));
+    CHECK(left(run(a_threads_rank_holds_in_its_streams), 0));
+    CHECK(left(run(a_machine_without_devices), 0));
     CHECK(died(run(setting_with_a_typing_error)) && says("LCRIG_DEVICES"));
 }
 
@@ -323,12 +364,27 @@ static int pairs_in_order(bool wait)
     return good;
 }
 
+/* 40 pieces in a row, each after a pause of 0 to 3 ms. */
+static void check_pauses(void)
+{
+    struct order order = { 0 };
+    struct timespec start, end;
+
+    clock_gettime(CLOCK_MONOTONIC, &start);
+    for (int i = 0; i < 40; i++)
+        enqueue(0, come_first, &order);
+    OK(cudaStreamSynchronize(0));
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    CHECK((end.tv_sec - start.tv_sec) * 1000 + (end.tv_nsec - start.tv_nsec) / 1000000 > 30);
+}
+
 static void delays_bring_a_missing_wait_to_light(void)
 {
     int with, without;
 
     setenv("LCRIG_DELAY_US", "3000", 1);
     setenv("LCRIG_SEED", "7", 1);
+    check_pauses();
     with = pairs_in_order(true);
     without = pairs_in_order(false);
     fprintf(stderr, "in order: %d with the wait, %d without\n", with, without);
