@@ -202,10 +202,12 @@ static void a_default_stream_belongs_to_its_device(void)
 
     OK(cudaStreamCreate(&blocking));
     enqueue(blocking, gate_pass, &other_gate);
+    OK(cudaSetDevice(1));
+    OK(cudaStreamQuery(0));
+    OK(cudaSetDevice(0));
     enqueue(0, gate_pass, &gate);
     OK(cudaSetDevice(1));
     OK(cudaStreamQuery(0));
-    OK(cudaStreamSynchronize(0));
     OK(cudaDeviceSynchronize());
     OK(cudaSetDevice(0));
     FAILS(cudaStreamQuery(0), cudaErrorNotReady);
