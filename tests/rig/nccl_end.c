@@ -119,7 +119,7 @@ ncclResult_t pncclCommRevoke(ncclComm_t comm, int flags)
 
     if (result != ncclSuccess)
         return rig_group_note(result);
-    if (flags != NCCL_REVOKE_DEFAULT || !comm->clique)
+    if (flags != 0 || !comm->clique)
         return rig_group_note(rig_error(ncclInvalidArgument, "ncclCommRevoke: flags %d", flags));
     atomic_store(&comm->stop, true);
     rig_clique_revoke(comm->clique);

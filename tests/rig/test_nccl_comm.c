@@ -233,7 +233,7 @@ static int a_revoked_communicator_ends_its_work_and_can_be_split(int rank, int n
         NCCL(ncclAllReduce(x, x, 1, ncclInt, ncclSum, comm, stream)); /* the others never come */
     else
         usleep(20000);
-    NCCL(ncclCommRevoke(comm, NCCL_REVOKE_DEFAULT));
+    NCCL(ncclCommRevoke(comm, 0));
     CUDA(cudaStreamSynchronize(stream));
     CHECK(comm_settle(comm) == ncclSuccess);
     CHECK(ncclAllReduce(x, x, 1, ncclInt, ncclSum, comm, stream) == ncclInvalidUsage);
