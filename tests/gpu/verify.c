@@ -127,6 +127,7 @@ static void set_up(struct vf_rank *rank, const struct options *options)
 
         snprintf(node, sizeof(node), "node%d", rank->rank / rank->devices);
         setenv("NCCL_HOSTID", node, 0);
+        setenv("LOONGCOMM_HOSTID", "one", 0); /* for us they stay on one */
     }
     VF_CUDA(cudaSetDevice(rank->device));
     VF_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, rank->device));

@@ -40,6 +40,7 @@ def start(eager):
     """eager: the communicator is made at once (device_id given), new groups are then split from it."""
     torch.manual_seed(1234)
     torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads such memory
     torch.set_num_threads(1)
     kwargs = {}
     if ON_GPU:

@@ -116,7 +116,8 @@ class Runner:
         for name in [n for n in env if n.startswith("LOONGCOMM_")] + ["LD_PRELOAD"]:
             env.pop(name, None)
         if variant != "plain":
-            env.update(LOONGCOMM_REPORT="json", LOONGCOMM_DIR=os.path.join(out, "report"))
+            env.update(LOONGCOMM_REPORT="json", LOONGCOMM_DIR=os.path.join(out, "report"),
+                       LOONGCOMM_HOSTID="one")  # whatever NCCL_HOSTID says: see job.share_gpus
             os.mkdir(env["LOONGCOMM_DIR"], 0o700)
             if variant == "preloaded":
                 env["LD_PRELOAD"] = self.options.library
