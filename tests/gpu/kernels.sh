@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# usage: tests/gpu/kernels.sh LOGS [BUILD]
+# The kernels library on a GPU, in under two minutes: builds it for the GPU at hand (sm_90 unless GPU_ARCH says
+# otherwise), checks it against the host library, once more with few cases under compute-sanitizer, and measures
+# it beside plain copies. Logs go to the folder LOGS. Ends with `N passed, N failed`; 77 where there is no GPU.
+set -u
+root=$(readlink -f "$(dirname "$0")/../..")
+[ $# -ge 1 ] || { sed -n '4,7s/^# \?//p' "$0" >&2; exit 2; }
+mkdir -p "$1" || exit 2
+logs=$(readlink -f "$1")
+build=$(readlink -m "${2:-$root/build-gpu-kernels}")
+if ! nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then
+    echo "SKIPPED: no GPU on this machine"
+    exit 77
+fi
+
+passed=0 failed=0 skipped=0
+
+# row NAME LIMIT LOG COMMAND...: its output goes to LOG, the end of it is shown when it fails.
+row() {
+    local name=$1 limit=$2 log=$logs/$3 begun=$SECONDS status
+    shift 3
+    timeout -k 10 "$limit" "$@" >"$log" 2>&1 </dev/null
+    status=$?
+    case $status in
+    0) passed=$((passed + 1)) && echo "passed: $name, $((SECONDS - begun)) s" ;;
+    77) skipped=$((skipped + 1)) && echo "skipped: $name: $(tail -n 1 "$log")" ;;
+    *)
+        failed=$((failed + 1))
+        echo "failed: $name (status $status), $((SECONDS - begun)) s; the end of $log:"
+        tail -n 40 "$log" | sed 's/^/    | /'
+        ;;
+    esac
+    return "$status"
+}
+
+build_it() {
+    set --
+    cd "$root" && . tools/setup build || return 1
+    [ -f "$build/build.ninja" ] ||
+        meson setup "$build" -Dkernels=enabled "-Dgpu_arch=${GPU_ARCH:-90}" "-Dvendor_includes=$vendor_includes" || return 1
+    ninja -C "$build" kernels/libloongkernels.so kernels/libloongkernels-host.so \
+        tests/kernels/test_kernels_gpu tests/kernels/test_kernels_host perf/kernels/loongcomm-bench-kernels
+}
+sanitize() {
+    command -v compute-sanitizer >/dev/null || { echo "no compute-sanitizer"; return 77; }
+    compute-sanitizer --tool memcheck --error-exitcode 9 "$@"
+}
+export -f build_it sanitize
+export root build
+
+cuda=$build/kernels/libloongkernels.so
+host=$build/kernels/libloongkernels-host.so
+gpu_test=$build/tests/kernels/test_kernels_gpu
+if row build 120 build.log bash -c build_it; then
+    row "host kernels" 60 host.log "$build/tests/kernels/test_kernels_host" "$host"
+    row "CUDA kernels" 60 gpu.log "$gpu_test" "$cuda" "$host"
+    row "bench" 60 bench.log "$build/perf/kernels/loongcomm-bench-kernels"
+    sed '/^{/d' "$logs/bench.log"
+    grep '^{' "$logs/bench.log" >"$logs/bench.jsonl"
+    row "CUDA kernels under memcheck" 90 memcheck.log bash -c 'sanitize "$@"' - "$gpu_test" "$cuda" "$host" --small
+fi
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" -eq 0 ]
