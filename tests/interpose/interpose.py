@@ -361,6 +361,67 @@ def list_covers_the_header():
     check(len(declared) > 40 and declared <= set(since()), declared - set(since()))
 
 
+def job(label, ranks, per_rank=lambda rank: {}):
+    """Runs a job on the rig: the results of each rank, the device work that each reported, and their reports.
+    per_rank gives variables; None takes one away."""
+    folder = os.path.join(TMP, f'{label}-{ranks}')
+    os.mkdir(folder)
+    running = []
+    for rank in range(ranks):
+        env = {k: v for k, v in os.environ.items() if not k.startswith('LOONGCOMM_')}
+        env.update(RANK=str(rank), LCRIG_RANK=str(rank), WORLD_SIZE=str(ranks), LD_LIBRARY_PATH=PATHS['rig'],
+                   LOONGCOMM_REPORT='json', LOONGCOMM_DIR=folder, LD_PRELOAD=PATHS['lib'])
+        env.update(per_rank(rank))
+        env = {k: v for k, v in env.items() if v is not None}
+        running.append(subprocess.Popen([PATHS['rank'], folder], env=env, stdout=subprocess.PIPE,
+                                        stderr=subprocess.PIPE, text=True))
+    try:
+        done = [process.communicate(timeout=100) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    for rank, (process, (out, err)) in enumerate(zip(running, done)):
+        check(process.returncode == 0 and err == '', label, rank, process.returncode, out, err)
+    results = [open(os.path.join(folder, f'result.{rank}'), 'rb').read() for rank in range(ranks)]
+    reports = [json.load(open(os.path.join(folder, name))) for name in os.listdir(folder) if name.endswith('.json')]
+    return results, [int(out) for out, _ in done], sorted(reports, key=lambda one: one['rank'])
+
+
+def results_on_the_rig_equal_plain_ones():
+    for ranks in (2, 3, 4):
+        plain, plain_work, none = job('plain', ranks, lambda rank: {'LD_PRELOAD': None})
+        check(not none and len(plain[0]) > 6 * 12 * 100000 and any(plain[0]), len(plain[0]))
+        ours, work, reports = job('preloaded', ranks)
+        check(ours == plain, 'results differ')
+        check(work == plain_work and min(work) > 100, 'device work added', work, plain_work)
+        check([one['rank'] for one in reports] == list(range(ranks)), reports)
+        for one in reports:
+            world, half = one['communicators']
+            calls = {name: op['calls'] for name, op in operations(world).items()}
+            check(calls == {'AllReduce': 20, 'ReduceScatter': 5, 'AllGather': 5, 'AlltoAll': 5, 'Broadcast': 10,
+                            'Reduce': 5, 'Gather': 5, 'Scatter': 5, 'Send': 5 * ranks, 'Recv': 5 * ranks}, calls)
+            check((half['origin'], half['parent'], world['device']) == ('split', 0, one['rank']), one)
+
+
+def rank_without_the_library_harms_nothing():
+    plain, _, _ = job('plain', 3, lambda rank: {'LD_PRELOAD': None})
+    ours, _, reports = job('without', 3, lambda rank: {'LD_PRELOAD': None} if rank == 1 else {})
+    check(ours == plain and [one['rank'] for one in reports] == [0, 2], reports)
+
+
+def rank_that_is_switched_off_harms_nothing():
+    plain, _, _ = job('plain', 3, lambda rank: {'LD_PRELOAD': None})
+    ours, _, reports = job('off', 3, lambda rank: {'LOONGCOMM_ENABLE': 'no'} if rank == 0 else {})
+    check(ours == plain and [one['enabled'] for one in reports] == [False, True, True], reports)
+
+
+def rank_behind_the_proxy_harms_nothing():
+    plain, _, _ = job('plain', 2, lambda rank: {'LD_PRELOAD': None})
+    path = proxy_folder() + ':' + PATHS['rig']
+    ours, _, reports = job('proxy', 2, lambda rank: {'LD_PRELOAD': None, 'LD_LIBRARY_PATH': path} if rank == 1 else {})
+    check(ours == plain and [one['rank'] for one in reports] == [0, 1], reports)
+
+
 def golden(name):
     return open(os.path.join(os.path.dirname(__file__), name)).read()
 
