@@ -38,28 +38,30 @@ static uint64_t op_calls(const struct lc_ledger_op *op)
     return calls;
 }
 
-/* The sizes that most calls had: "64 KiB-128 KiB (80 %)". */
+/* The sizes that most calls had: "64.0 KiB-128.0 KiB (80 %)". */
 static void print_usual(const struct lc_ledger_op *op, FILE *out)
 {
-    uint64_t total = 0;
+    uint64_t calls = 0;
+    uint64_t share;
     int most = 0;
     char low[16];
     char high[16];
     char text[64];
 
     for (int i = 0; i < LC_BUCKETS; i++) {
-        total += op->sizes[i];
+        calls += op->sizes[i];
         if (op->sizes[i] > op->sizes[most])
             most = i;
     }
-    if (!total)
+    if (!calls)
         return;
+    share = op->sizes[most] * 100 / calls;
     if (most == 0)
-        (void)snprintf(text, sizeof(text), "empty (%.0f %%)",
-                       (double)(op->sizes[most] * 100 / total));
+        (void)snprintf(text, sizeof(text), "empty (%" PRIu64 " %%)", share);
     else
-        (void)snprintf(text, sizeof(text), "%s-%s (%.0f %%)", human(UINT64_C(1) << (most - 1), low),
-                       human(UINT64_C(1) << most, high), (double)(op->sizes[most] * 100 / total));
+        (void)snprintf(text, sizeof(text), "%s-%s (%" PRIu64 " %%)",
+                       human(UINT64_C(1) << (most - 1), low), human(UINT64_C(1) << most, high),
+                       share);
     fprintf(out, "  %-26s", text);
 }
 

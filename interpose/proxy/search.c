@@ -109,11 +109,12 @@ static bool load_from_prefix(const char *program, struct lc_nccl *out)
 {
     char pattern[2 * PATH_MAX];
     char prefix[PATH_MAX];
+    size_t len = strlen(program);
     char *slash;
 
-    if (!strchr(program, '/') || strlen(program) >= sizeof(prefix))
+    if (!strchr(program, '/') || len >= sizeof(prefix))
         return false;
-    strcpy(prefix, program);
+    memcpy(prefix, program, len + 1);
     for (int level = 0; level < 2; level++) {
         slash = strrchr(prefix, '/');
         if (!slash)

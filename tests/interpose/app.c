@@ -106,7 +106,7 @@ static void every_function(void)
 /* NCCL calls ncclBroadcast from ncclBcast, ncclGetUniqueId from ncclCommInitAll. */
 static void nested_calls_are_not_counted(void)
 {
-    unsigned one = dlsym(RTLD_DEFAULT, "loongcommCallsSeen") != NULL;
+    unsigned long long one = dlsym(RTLD_DEFAULT, "loongcommCallsSeen") != NULL;
     ncclComm_t comms[2];
     char buf[4];
 

@@ -10,6 +10,7 @@ int ncclCommInitRank(void)
 }
 
 args_fn ncclSetEncryption;
+/* NOLINTNEXTLINE(readability-function-size): the number of arguments is the point */
 struct args_result ncclSetEncryption(long a, long b, long c, long d, long e, long f, double p,
                                      double q, double r, double s, double t, double u, double v,
                                      double w, long g, double x, struct args_big big)

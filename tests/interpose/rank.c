@@ -22,6 +22,14 @@ static char *host_buf;
 static cudaStream_t stream;
 static FILE *results;
 
+static int env_int(const char *name)
+{
+    const char *text = getenv(name);
+
+    CHECK(text);
+    return atoi(text);
+}
+
 static ncclUniqueId exchange_id(const char *folder)
 {
     ncclUniqueId id;
@@ -115,13 +123,14 @@ int main(int argc, char **argv)
     ncclUniqueId id;
     char name[512];
 
-    CHECK(argc == 2 && getenv("RANK") && getenv("WORLD_SIZE"));
-    rank = atoi(getenv("RANK"));
-    ranks = atoi(getenv("WORLD_SIZE"));
+    CHECK(argc == 2);
+    rank = env_int("RANK");
+    ranks = env_int("WORLD_SIZE");
     snprintf(name, sizeof(name), "%s/result.%d", argv[1], rank);
     results = fopen(name, "w");
+    CHECK(results);
     host_buf = malloc(ROOM);
-    CHECK(results && host_buf && ranks <= 4);
+    CHECK(host_buf && ranks <= 4);
     CUDA(cudaSetDevice(rank));
     CUDA(cudaMalloc((void **)&send_buf, ROOM));
     CUDA(cudaMalloc((void **)&recv_buf, ROOM));

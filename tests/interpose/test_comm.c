@@ -202,30 +202,46 @@ static void *adopt(void *arg)
     return NULL;
 }
 
+static void adopt_at_once(void)
+{
+    pthread_t threads[16];
+
+    CHECK(pthread_barrier_init(&barrier, NULL, 16) == 0);
+    for (int i = 0; i < 16; i++)
+        CHECK(pthread_create(&threads[i], NULL, adopt, &adopted[i]) == 0);
+    for (int i = 0; i < 16; i++)
+        CHECK(pthread_join(threads[i], NULL) == 0);
+    CHECK(pthread_barrier_destroy(&barrier) == 0);
+}
+
 static void threads_that_adopt_at_once_share_one_entry(void)
 {
-    for (int round = 0; round < 50; round++) {
-        pthread_t threads[16];
-
-        CHECK(pthread_barrier_init(&barrier, NULL, 16) == 0);
-        for (int i = 0; i < 16; i++)
-            CHECK(pthread_create(&threads[i], NULL, adopt, &adopted[i]) == 0);
-        for (int i = 0; i < 16; i++)
-            CHECK(pthread_join(threads[i], NULL) == 0);
-        for (int i = 0; i < 16; i++) {
-            CHECK(adopted[i] && adopted[i] == adopted[0]);
-            lc_comm_put(adopted[i]);
-        }
-        lc_comm_remove(handle(8));
-        CHECK(!lc_comm_get(handle(8)));
-        CHECK(pthread_barrier_destroy(&barrier) == 0);
+    adopt_at_once();
+    for (int i = 0; i < 16; i++) {
+        CHECK(adopted[i] && adopted[i] == adopted[0]);
+        lc_comm_put(adopted[i]);
     }
+    lc_comm_remove(handle(8));
+    CHECK(!lc_comm_get(handle(8)));
 }
 
 #define THREADS 64
 #define HANDLES 8
 #define ROUNDS  2000
 static uint64_t calls_made; /* relaxed */
+
+/* Calls on a communicator; true if that was counted. */
+static bool use(ncclComm_t handle_used)
+{
+    struct lc_comm *comm = lc_comm_get_or_adopt(handle_used, &asked);
+
+    if (!comm)
+        return false;
+    CHECK(comm->handle == (uintptr_t)handle_used);
+    call(comm);
+    lc_comm_put(comm);
+    return true;
+}
 
 /* Each thread mostly calls, and now and then ends and makes communicators that the others are using. */
 static void *churn(void *arg)
@@ -235,20 +251,12 @@ static void *churn(void *arg)
 
     (void)pthread_barrier_wait(&barrier);
     for (int i = 0; i < ROUNDS; i++) {
-        uintptr_t n = 5000 + (uintptr_t)rand_r(&seed) % HANDLES;
-        struct lc_comm *comm;
+        ncclComm_t chosen = handle(5000 + (uintptr_t)rand_r(&seed) % HANDLES);
 
         switch (rand_r(&seed) % 16) {
-        case 0: lc_comm_remove(handle(n)); break;
-        case 1: lc_comm_add(handle(n), &facts); break;
-        default:
-            comm = lc_comm_get_or_adopt(handle(n), &asked);
-            if (!comm)
-                break;
-            CHECK(comm->handle == (uintptr_t)handle(n));
-            call(comm);
-            calls++;
-            lc_comm_put(comm);
+        case 0: lc_comm_remove(chosen); break;
+        case 1: lc_comm_add(chosen, &facts); break;
+        default: calls += use(chosen);
         }
     }
     lc_add(&calls_made, calls);
@@ -324,7 +332,8 @@ int main(void)
     handle_used_again_is_another_communicator();
     call_under_way_keeps_its_entry();
     unknown_handle_is_adopted_if_nccl_knows_it();
-    threads_that_adopt_at_once_share_one_entry();
+    for (int i = 0; i < 50; i++)
+        threads_that_adopt_at_once_share_one_entry();
     thousand_communicators_need_no_more_room();
     no_call_is_lost_while_communicators_come_and_go();
     child_can_use_the_table();
