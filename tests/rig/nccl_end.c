@@ -103,6 +103,7 @@ ncclResult_t pncclCommAbort(ncclComm_t comm)
 }
 RIG_EXPORT(CommAbort)
 
+#if NCCL_VERSION_CODE >= 22807
 static ncclResult_t run_revoke(struct rig_job *job)
 {
     ncclComm_t comm = job->comm;
@@ -127,3 +128,4 @@ ncclResult_t pncclCommRevoke(ncclComm_t comm, int flags)
     return rig_group_note(submit(comm, run_revoke, !comm->blocking));
 }
 RIG_EXPORT(CommRevoke)
+#endif

@@ -223,6 +223,7 @@ static int destroy_waits_for_work_and_needs_no_order_of_ranks(int rank, int n, v
     return 0;
 }
 
+#if NCCL_VERSION_CODE >= 22807
 static int a_revoked_communicator_ends_its_work_and_can_be_split(int rank, int n, void *arg)
 {
     ncclComm_t comm = comm_up(arg, rank, n), child;
@@ -246,6 +247,7 @@ static int a_revoked_communicator_ends_its_work_and_can_be_split(int rank, int n
     CUDA(cudaStreamDestroy(stream));
     return 0;
 }
+#endif
 
 static int operators_belong_to_their_communicator_and_type(int rank, int n, void *arg)
 {
@@ -438,7 +440,9 @@ int main(int argc, char **argv)
         { 2, a_nonblocking_communicator_is_in_progress_until_all_have_come},
         { 3, several_communicators_are_made_split_and_destroyed_in_a_group},
         { 4, destroy_waits_for_work_and_needs_no_order_of_ranks           },
+#if NCCL_VERSION_CODE >= 22807
         { 2, a_revoked_communicator_ends_its_work_and_can_be_split        },
+#endif
         { 2, operators_belong_to_their_communicator_and_type              },
         { 2, a_failed_call_fails_the_group_and_nothing_of_it_runs         },
         { 2, memory_and_registrations_are_local                           },
