@@ -15,7 +15,7 @@
 
 #define PAGE           ((size_t)4096)
 #define FILL           0xcb
-#define FILL_MAX       ((size_t)256 << 10)
+#define FILL_MAX       ((size_t)64 << 10)
 #define ROUND_UP(size) (((size) + PAGE - 1) & ~(PAGE - 1))
 
 /* All live memory that the rig knows, by address. */

@@ -10,7 +10,7 @@
  * Ranks are processes or threads. Device memory lies in one memory file per process, so every cudaMalloc
  * pointer can be handed to another process by cudaIpcGetMemHandle (the opener maps /proc/PID/fd/N: same user,
  * same pid namespace). Each allocation starts on a page, is followed by an unmapped page, starts out filled
- * with 0xcb (first 256 KB), and faults after cudaFree.
+ * with 0xcb (first 64 KB), and faults after cudaFree.
  *
  * Settings (environment):
  *   LCRIG_DEVICES         number of devices, 1..64 (16)
