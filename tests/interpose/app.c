@@ -115,7 +115,7 @@ static void nested_calls_are_not_counted(void)
     CHECK(seen() == one);
     OK(ncclBcast(buf, 1, ncclInt8, 0, comms[1], NULL));
     CHECK(fake_count("ncclBroadcast") == 1);
-    CHECK(seen() == 2 * one);
+    CHECK(seen() == 2ull * one);
 }
 
 static void communicators(void)

@@ -77,7 +77,7 @@ static void check_with_peers(ncclComm_t comm, const struct rig_header *header)
                 (unsigned long long)header->seq, comm->rank, rig_kind_name((int)header->kind),
                 (unsigned long long)header->count, rig_type_name((int)header->type), header->redop,
                 header->root, peer, rig_kind_name((int)(his_what >> 48)),
-                (unsigned long long)his_count, rig_type_name(his_what >> 40 & 0xff),
+                (unsigned long long)his_count, rig_type_name((int)(his_what >> 40 & 0xff)),
                 (unsigned)(his_what >> 32 & 0xff), (int32_t)his_what);
     }
 }

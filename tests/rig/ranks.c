@@ -97,7 +97,7 @@ int lc_ranks_run(int n, lc_rank_main *rank_main, void *arg, int timeout_s)
 
     CHECK(ranks);
     start(ranks, n, rank_main, arg);
-    collect(ranks, n, lc_deadline_in_ms(timeout_s * 1000), true);
+    collect(ranks, n, lc_deadline_in_ms(timeout_s * INT64_C(1000)), true);
     for (int rank = 0; rank < n; rank++) {
         int fate = ranks[rank].fate;
 
@@ -122,7 +122,7 @@ int lc_ranks_watch(int n, lc_rank_main *rank_main, void *arg, int timeout_s, int
 
     CHECK(ranks);
     start(ranks, n, rank_main, arg);
-    killed = collect(ranks, n, lc_deadline_in_ms(timeout_s * 1000), false);
+    killed = collect(ranks, n, lc_deadline_in_ms(timeout_s * INT64_C(1000)), false);
     for (int rank = 0; rank < n; rank++)
         fate[rank] = ranks[rank].fate;
     free(ranks);

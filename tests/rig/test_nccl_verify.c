@@ -304,12 +304,13 @@ static void verify_all_reduce(struct run *run, ncclRedOp_t shown, ncclRedOp_t op
 
 static void verify_reduce(struct run *run, ncclRedOp_t shown, ncclRedOp_t op, int root)
 {
-    char *to = run->in_place ? run->send : run->rank == root ? run->recv : NULL;
+    bool is_root = run->rank == root;
+    char *to = run->in_place ? run->send : is_root ? run->recv : NULL;
 
     fill(run, run->send, run->rank, 0, run->count);
     NCCL(ncclReduce(run->send, to, run->count, run->type, op, root, run->comm, run->stream));
     finish(run);
-    for (size_t i = 0; i < run->count && run->rank == root; i++)
+    for (size_t i = 0; i < run->count && is_root; i++)
         expect_reduced(run, "reduce", shown, to + i * run->f->size, i, i, root);
 }
 
