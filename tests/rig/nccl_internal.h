@@ -97,7 +97,7 @@ struct rig_check {
 
 /* A rank's part of the shared memory. */
 struct rig_slot {
-    _Atomic int32_t pid;   /* claimed by compare-and-swap from 0 */
+    _Alignas(64) _Atomic int32_t pid; /* claimed by compare-and-swap from 0 */
     _Atomic uint32_t bell; /* futex: incremented by peers (release), read by the owner (acquire) */
     _Atomic uint32_t
         sleeping; /* owner: set around its futex wait, so that peers can save the system call */
@@ -120,6 +120,8 @@ struct rig_shared {
     _Atomic uint32_t revoked; /* 1: stop operations, but exchanges go on */
     struct rig_slot slot[RIG_RANKS_MAX];
 };
+
+_Static_assert(sizeof(struct rig_shared) % 64 == 0, "rings follow it");
 
 /* One directed pair. Positions only grow; they and the data follow the usual rule: the writer of data stores head
  * with release, the reader loads it with acquire; tail likewise the other way round. */
