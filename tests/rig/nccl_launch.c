@@ -57,7 +57,7 @@ static void add_op(struct batch *batch, const struct rig_op *op)
         if (launch->streams[i] == op->stream)
             return;
     launch->streams = rig_grow(launch->streams, launch->streams_count, &launch->streams_room,
-                               sizeof(*launch->streams));
+                               sizeof(cudaStream_t));
     launch->streams[launch->streams_count++] = op->stream;
 }
 

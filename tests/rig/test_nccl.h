@@ -14,16 +14,24 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define NCCL(call)                                                                    \
-    do {                                                                              \
-        ncclResult_t r_ = (call);                                                     \
-        if (r_ != ncclSuccess) {                                                      \
-            fprintf(stderr, "%s:%d: %s: %d %s\n", __FILE__, __LINE__, #call, (int)r_, \
-                    ncclGetLastError(NULL));                                          \
-            abort();                                                                  \
-        }                                                                             \
-    } while (0)
-#define CUDA(call) CHECK((call) == cudaSuccess)
+#define NCCL(call) nccl_ok((call), #call, __FILE__, __LINE__)
+#define CUDA(call) cuda_ok((call), #call, __FILE__, __LINE__)
+
+static inline void nccl_ok(ncclResult_t result, const char *call, const char *file, int line)
+{
+    if (result == ncclSuccess)
+        return;
+    fprintf(stderr, "%s:%d: %s: %d %s\n", file, line, call, (int)result, ncclGetLastError(NULL));
+    abort();
+}
+
+static inline void cuda_ok(cudaError_t result, const char *call, const char *file, int line)
+{
+    if (result == cudaSuccess)
+        return;
+    fprintf(stderr, "%s:%d: %s: %s\n", file, line, call, cudaGetErrorString(result));
+    abort();
+}
 
 /* Where ranks, processes or threads, find an id and meet outside NCCL. In memory that forked ranks share. */
 struct meeting {
