@@ -214,10 +214,11 @@ static int destroy_waits_for_work_and_needs_no_order_of_ranks(int rank, int n, v
         x[i] = 1;
     usleep((unsigned)rank * 10000);
     NCCL(ncclAllReduce(x, x, count, ncclInt, ncclSum, comm, stream));
-    NCCL(ncclCommFinalize(comm));
+    if (rank == 1)
+        NCCL(ncclCommFinalize(comm));
     NCCL(ncclCommDestroy(comm));
-    CHECK(cudaStreamQuery(stream) == cudaSuccess || cudaStreamSynchronize(stream) == cudaSuccess);
     CHECK(x[0] == n && x[count - 1] == n);
+    CUDA(cudaStreamSynchronize(stream));
     CUDA(cudaFree(x));
     CUDA(cudaStreamDestroy(stream));
     return 0;
@@ -254,11 +255,12 @@ static int operators_belong_to_their_communicator_and_type(int rank, int n, void
     ncclComm_t comm = comm_up(arg, rank, n), child;
     cudaStream_t stream = stream_up();
     float *x = device_alloc(4), half = 0.5f;
-    ncclRedOp_t op, other;
+    ncclRedOp_t op, other, of_child;
 
     NCCL(ncclCommSplit(comm, 0, rank, &child, NULL));
     NCCL(ncclRedOpCreatePreMulSum(&op, &half, ncclFloat, ncclScalarHostImmediate, comm));
     NCCL(ncclRedOpCreatePreMulSum(&other, &half, ncclFloat, ncclScalarHostImmediate, comm));
+    NCCL(ncclRedOpCreatePreMulSum(&of_child, &half, ncclFloat, ncclScalarHostImmediate, child));
     CHECK(op >= ncclNumOps && op != other);
     CHECK(ncclAllReduce(x, x, 1, ncclFloat, op, child, stream) == ncclInvalidArgument);
     CHECK(ncclAllReduce(x, x, 1, ncclInt, op, comm, stream) == ncclInvalidArgument);
@@ -267,6 +269,7 @@ static int operators_belong_to_their_communicator_and_type(int rank, int n, void
     NCCL(ncclAllReduce(x, x, 1, ncclFloat, op, comm, stream));
     NCCL(ncclRedOpDestroy(op, comm));
     NCCL(ncclRedOpDestroy(other, comm));
+    NCCL(ncclRedOpDestroy(of_child, child));
     CHECK(ncclRedOpDestroy(op, comm) == ncclInvalidArgument);
     CUDA(cudaStreamSynchronize(stream));
     CHECK(*x == 1.5f * (float)n);
@@ -309,6 +312,20 @@ static int a_failed_call_fails_the_group_and_nothing_of_it_runs(int rank, int n,
     NCCL(ncclCommDestroy(comm));
     CUDA(cudaFree(x));
     CUDA(cudaStreamDestroy(stream));
+    return 0;
+}
+
+static int a_failed_group_creates_nothing(int rank, int n, void *arg)
+{
+    ncclComm_t comm = (ncclComm_t)8;
+    ncclUniqueId id;
+
+    NCCL(ncclGetUniqueId(&id));
+    NCCL(ncclGroupStart());
+    NCCL(ncclCommInitRank(&comm, 2, id, 0)); /* would wait for a second rank */
+    CHECK(ncclBroadcast(&id, &id, 1, ncclInt, 0, NULL, NULL) == ncclInvalidArgument);
+    CHECK(ncclGroupEnd() == ncclInvalidArgument);
+    CHECK(!comm);
     return 0;
 }
 
@@ -358,6 +375,7 @@ static int abort_frees_the_caller_at_once_and_tells_the_peers(int rank, int n, v
     CUDA(cudaStreamSynchronize(stream));
     CUDA(cudaFree(x));
     CUDA(cudaStreamDestroy(stream));
+    meeting_wait(arg, n); /* it was not the end of a process that was seen */
     return 0;
 }
 
@@ -445,6 +463,7 @@ int main(int argc, char **argv)
 #endif
         { 2, operators_belong_to_their_communicator_and_type              },
         { 2, a_failed_call_fails_the_group_and_nothing_of_it_runs         },
+        { 1, a_failed_group_creates_nothing                               },
         { 2, memory_and_registrations_are_local                           },
         { 3, abort_frees_the_caller_at_once_and_tells_the_peers           },
         { 1, abort_ends_an_init_that_waits_for_a_missing_rank             },
