@@ -90,7 +90,7 @@ ncclResult_t rig_comm_ready(ncclComm_t comm, const char *call)
         return result;
     pthread_mutex_lock(&comm->lock);
     state = comm->state;
-    busy = comm->jobs > 0;
+    busy = comm->background > 0;
     pthread_mutex_unlock(&comm->lock);
     if (state == RIG_INIT || busy)
         return rig_error(ncclInvalidArgument, "%s: the communicator's previous call is in progress",
@@ -243,7 +243,7 @@ ncclResult_t pncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *async_error)
     if (!async_error)
         return rig_error(ncclInvalidArgument, "ncclCommGetAsyncError: NULL");
     pthread_mutex_lock(&comm->lock);
-    busy = comm->state == RIG_INIT || comm->jobs > 0;
+    busy = comm->state == RIG_INIT || comm->background > 0;
     pthread_mutex_unlock(&comm->lock);
     *async_error = busy ? ncclInProgress : (ncclResult_t)atomic_load(&comm->async_error);
     return ncclSuccess;

@@ -237,7 +237,7 @@ static ncclResult_t check_parent(ncclComm_t comm, const char *call)
     if (result != ncclSuccess)
         return result;
     pthread_mutex_lock(&comm->lock);
-    revoked = comm->state == RIG_REVOKED && comm->jobs == 0;
+    revoked = comm->state == RIG_REVOKED && comm->background == 0;
     pthread_mutex_unlock(&comm->lock);
     return revoked ? ncclSuccess : rig_comm_ready(comm, call);
 }

@@ -3,21 +3,24 @@
  * Ways of ending a communicator. */
 #include "tests/rig/nccl_internal.h"
 
-static void wait_set_up(ncclComm_t comm)
+/* Its own set-up, and splits of it in other threads, which an abort ends. */
+static void wait_jobs(ncclComm_t comm)
 {
     pthread_mutex_lock(&comm->lock);
-    while (comm->state == RIG_INIT)
+    while (comm->state == RIG_INIT || comm->jobs > 0)
         pthread_cond_wait(&comm->changed, &comm->lock);
     pthread_mutex_unlock(&comm->lock);
 }
 
-static ncclResult_t submit(ncclComm_t comm, ncclResult_t (*run)(struct rig_job *), bool nonblocking)
+static ncclResult_t submit(ncclComm_t comm, ncclResult_t (*run)(struct rig_job *), bool nonblocking,
+                           bool ends)
 {
     struct rig_job *job = rig_alloc(sizeof(*job));
 
     job->run = run;
     job->comm = comm;
     job->nonblocking = nonblocking;
+    job->ends = ends;
     rig_comm_ref(comm);
     return rig_job_submit(job);
 }
@@ -48,14 +51,14 @@ ncclResult_t pncclCommFinalize(ncclComm_t comm)
     ncclResult_t result = rig_comm_ready(comm, "ncclCommFinalize");
 
     if (result == ncclSuccess)
-        result = submit(comm, run_finalize, !comm->blocking);
+        result = submit(comm, run_finalize, !comm->blocking, false);
     return rig_group_note(result);
 }
 RIG_EXPORT(CommFinalize)
 
 static ncclResult_t run_destroy(struct rig_job *job)
 {
-    wait_set_up(job->comm);
+    wait_jobs(job->comm);
     rig_comm_wait_plans(job->comm, true, "ncclCommDestroy");
     take_apart(job->comm);
     return ncclSuccess;
@@ -68,13 +71,13 @@ ncclResult_t pncclCommDestroy(ncclComm_t comm)
     rig_comm_check(comm, "ncclCommDestroy");
     if (!rig_comm_unlist(comm))
         lcrig_fail("ncclCommDestroy of %p by two threads", (void *)comm);
-    return rig_group_note(submit(comm, run_destroy, false));
+    return rig_group_note(submit(comm, run_destroy, false, true));
 }
 RIG_EXPORT(CommDestroy)
 
 static ncclResult_t run_abort(struct rig_job *job)
 {
-    wait_set_up(job->comm);
+    wait_jobs(job->comm);
     rig_comm_wait_running(job->comm);
     take_apart(job->comm);
     return ncclSuccess;
@@ -99,7 +102,7 @@ ncclResult_t pncclCommAbort(ncclComm_t comm)
         rig_clique_break(clique, comm->rank);
         rig_bell_ring(clique, comm->rank);
     }
-    return rig_group_note(submit(comm, run_abort, false));
+    return rig_group_note(submit(comm, run_abort, false, true));
 }
 RIG_EXPORT(CommAbort)
 
@@ -125,7 +128,7 @@ ncclResult_t pncclCommRevoke(ncclComm_t comm, int flags)
     atomic_store(&comm->stop, true);
     rig_clique_revoke(comm->clique);
     rig_bell_ring(comm->clique, comm->rank);
-    return rig_group_note(submit(comm, run_revoke, !comm->blocking));
+    return rig_group_note(submit(comm, run_revoke, !comm->blocking, false));
 }
 RIG_EXPORT(CommRevoke)
 #endif

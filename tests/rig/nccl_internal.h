@@ -305,7 +305,9 @@ struct ncclComm {
     unsigned plans;     /* alive: in a stream or in a graph */
     unsigned in_graphs; /* those of them in graphs */
     unsigned running;   /* plans being executed */
-    unsigned jobs;      /* started and not finished: GetAsyncError answers ncclInProgress */
+    unsigned jobs;      /* creations and finalizations started and not finished, as parent too */
+    unsigned
+        background; /* those of them without a waiting caller: GetAsyncError says in progress */
     struct rig_user_op *user_ops;
     size_t user_ops_count, user_ops_room;
     struct rig_clique *clique; /* written once, before state leaves RIG_INIT; then constant */
@@ -354,7 +356,7 @@ uint64_t rig_host_hash(void);
 struct rig_job {
     struct rig_job *next;
     ncclResult_t (*run)(struct rig_job *job);
-    bool creates;
+    bool creates, ends;
     ncclComm_t comm;   /* being created or ended; NULL for a split without colour */
     ncclComm_t parent; /* split, shrink: jobs with one parent run in order */
     ncclComm_t *out;   /* where the handle was written, NULL if nowhere */

@@ -6,12 +6,14 @@
 
 #include <stdlib.h>
 
-static void count_jobs(ncclComm_t comm, int change)
+static void count_jobs(ncclComm_t comm, const struct rig_job *job, int change)
 {
-    if (!comm)
+    if (!comm || job->ends)
         return;
     pthread_mutex_lock(&comm->lock);
     comm->jobs += (unsigned)change;
+    if (job->nonblocking)
+        comm->background += (unsigned)change;
     pthread_cond_broadcast(&comm->changed);
     pthread_mutex_unlock(&comm->lock);
 }
@@ -49,8 +51,8 @@ static ncclResult_t job_finish(struct rig_job *job)
     if (job->creates && result != ncclSuccess)
         creation_failed(job);
     if (job->is_counted) {
-        count_jobs(job->comm, -1);
-        count_jobs(job->parent, -1);
+        count_jobs(job->comm, job, -1);
+        count_jobs(job->parent, job, -1);
     }
     if (job->comm)
         rig_comm_unref(job->comm);
@@ -67,7 +69,7 @@ void rig_jobs_cancel(struct rig_job *jobs)
 
         jobs = job->next;
         job->nonblocking = false;
-        job->result = ncclInvalidUsage;
+        job->result = job->ends ? job->run(job) : ncclInvalidUsage; /* an end is an end */
         job_finish(job);
     }
 }
@@ -150,8 +152,8 @@ ncclResult_t rig_jobs_run(struct rig_job *jobs)
     }
     for (struct rig_job *job = jobs; job; job = job->next) {
         job->is_counted = true;
-        count_jobs(job->comm, 1);
-        count_jobs(job->parent, 1);
+        count_jobs(job->comm, job, 1);
+        count_jobs(job->parent, job, 1);
     }
     if (nonblocking) {
         while (jobs)

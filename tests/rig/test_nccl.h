@@ -127,4 +127,33 @@ static inline ncclResult_t comm_error_within(ncclComm_t comm, int ms)
     return state;
 }
 
+struct nccl_test {
+    int n;
+    lc_rank_main *run;
+    const char *name;
+};
+
+#define NCCL_TEST(n, name) \
+    {                      \
+        n, name, #name     \
+    }
+
+/* main() of a test that runs each of its parts as processes or (argument "threads") as threads. */
+static inline int nccl_tests_run(const struct nccl_test *tests, size_t count, int argc, char **argv)
+{
+    bool threads = argc > 1 && strcmp(argv[1], "threads") == 0;
+    struct meeting *meeting = meeting_new();
+    int failed = 0;
+
+    for (size_t i = 0; i < count; i++) {
+        meeting_reset(meeting);
+        if ((threads ? lc_ranks_run_threads : lc_ranks_run)(tests[i].n, tests[i].run, meeting,
+                                                            30)) {
+            fprintf(stderr, "%s failed\n", tests[i].name);
+            failed++;
+        }
+    }
+    return failed != 0;
+}
+
 #endif

@@ -315,7 +315,7 @@ static int a_failed_call_fails_the_group_and_nothing_of_it_runs(int rank, int n,
     return 0;
 }
 
-static int a_failed_group_creates_nothing(int rank, int n, void *arg)
+static int a_failed_group_creates_nothing_but_ends_what_it_ends(int rank, int n, void *arg)
 {
     ncclComm_t comm = (ncclComm_t)8;
     ncclUniqueId id;
@@ -326,6 +326,12 @@ static int a_failed_group_creates_nothing(int rank, int n, void *arg)
     CHECK(ncclBroadcast(&id, &id, 1, ncclInt, 0, NULL, NULL) == ncclInvalidArgument);
     CHECK(ncclGroupEnd() == ncclInvalidArgument);
     CHECK(!comm);
+    /* But an end in it is an end. */
+    NCCL(ncclCommInitRank(&comm, 1, id, 0));
+    NCCL(ncclGroupStart());
+    NCCL(ncclCommDestroy(comm));
+    CHECK(ncclBroadcast(&id, &id, 1, ncclInt, 0, NULL, NULL) == ncclInvalidArgument);
+    CHECK(ncclGroupEnd() == ncclInvalidArgument);
     return 0;
 }
 
@@ -410,6 +416,42 @@ static int abort_ends_an_init_that_waits_for_a_missing_rank(int rank, int n, voi
     return 0;
 }
 
+struct splitter {
+    ncclComm_t comm;
+    _Atomic int has_begun;
+    ncclResult_t result;
+};
+
+static void *split_alone(void *arg)
+{
+    struct splitter *splitter = arg;
+    ncclComm_t child;
+
+    atomic_store(&splitter->has_begun, 1);
+    splitter->result = ncclCommSplit(splitter->comm, 0, 0, &child, NULL);
+    return NULL;
+}
+
+/* The others never split. */
+static int abort_ends_a_split_in_another_thread(int rank, int n, void *arg)
+{
+    struct splitter splitter = { comm_up(arg, rank, n), 0, ncclSuccess };
+    pthread_t thread;
+
+    if (rank == 0) {
+        CHECK(pthread_create(&thread, NULL, split_alone, &splitter) == 0);
+        while (!atomic_load(&splitter.has_begun))
+            usleep(1000);
+        usleep(100000);
+    }
+    NCCL(ncclCommAbort(splitter.comm));
+    if (rank == 0) {
+        pthread_join(thread, NULL);
+        CHECK(splitter.result == ncclRemoteError);
+    }
+    return 0;
+}
+
 static int init_gives_up_when_a_rank_does_not_come(int rank, int n, void *arg)
 {
     ncclUniqueId id;
@@ -446,41 +488,28 @@ static int aborts_in_a_group_of_one_thread_do_not_wait_for_each_other(int rank, 
 
 int main(int argc, char **argv)
 {
-    static const struct {
-        int n;
-        lc_rank_main *run;
-    } tests[] = {
-        {1,  a_unique_id_uses_fewer_than_48_bytes                         },
-        { 1, the_version_can_be_pretended                                 },
-        { 5, split_orders_by_key_and_leaves_out_no_color                  },
-        { 3, shrink_needs_only_those_who_stay                             },
-        { 3, shrink_with_abort_frees_ranks_from_a_hanging_operation       },
-        { 2, a_nonblocking_communicator_is_in_progress_until_all_have_come},
-        { 3, several_communicators_are_made_split_and_destroyed_in_a_group},
-        { 4, destroy_waits_for_work_and_needs_no_order_of_ranks           },
+    static const struct nccl_test tests[] = {
+        NCCL_TEST(1, a_unique_id_uses_fewer_than_48_bytes),
+        NCCL_TEST(1, the_version_can_be_pretended),
+        NCCL_TEST(5, split_orders_by_key_and_leaves_out_no_color),
+        NCCL_TEST(3, shrink_needs_only_those_who_stay),
+        NCCL_TEST(3, shrink_with_abort_frees_ranks_from_a_hanging_operation),
+        NCCL_TEST(2, a_nonblocking_communicator_is_in_progress_until_all_have_come),
+        NCCL_TEST(3, several_communicators_are_made_split_and_destroyed_in_a_group),
+        NCCL_TEST(4, destroy_waits_for_work_and_needs_no_order_of_ranks),
 #if NCCL_VERSION_CODE >= 22807
-        { 2, a_revoked_communicator_ends_its_work_and_can_be_split        },
+        NCCL_TEST(2, a_revoked_communicator_ends_its_work_and_can_be_split),
 #endif
-        { 2, operators_belong_to_their_communicator_and_type              },
-        { 2, a_failed_call_fails_the_group_and_nothing_of_it_runs         },
-        { 1, a_failed_group_creates_nothing                               },
-        { 2, memory_and_registrations_are_local                           },
-        { 3, abort_frees_the_caller_at_once_and_tells_the_peers           },
-        { 1, abort_ends_an_init_that_waits_for_a_missing_rank             },
-        { 1, init_gives_up_when_a_rank_does_not_come                      },
-        { 1, aborts_in_a_group_of_one_thread_do_not_wait_for_each_other   },
+        NCCL_TEST(2, operators_belong_to_their_communicator_and_type),
+        NCCL_TEST(2, a_failed_call_fails_the_group_and_nothing_of_it_runs),
+        NCCL_TEST(1, a_failed_group_creates_nothing_but_ends_what_it_ends),
+        NCCL_TEST(2, memory_and_registrations_are_local),
+        NCCL_TEST(3, abort_frees_the_caller_at_once_and_tells_the_peers),
+        NCCL_TEST(1, abort_ends_an_init_that_waits_for_a_missing_rank),
+        NCCL_TEST(2, abort_ends_a_split_in_another_thread),
+        NCCL_TEST(1, init_gives_up_when_a_rank_does_not_come),
+        NCCL_TEST(1, aborts_in_a_group_of_one_thread_do_not_wait_for_each_other),
     };
-    struct meeting *meeting = meeting_new();
-    bool threads = argc > 1 && strcmp(argv[1], "threads") == 0;
-    int failed = 0;
 
-    for (size_t i = 0; i < sizeof(tests) / sizeof(*tests); i++) {
-        meeting_reset(meeting);
-        if ((threads ? lc_ranks_run_threads : lc_ranks_run)(tests[i].n, tests[i].run, meeting,
-                                                            20)) {
-            fprintf(stderr, "test number %zu failed\n", i);
-            failed++;
-        }
-    }
-    return failed != 0;
+    return nccl_tests_run(tests, sizeof(tests) / sizeof(*tests), argc, argv);
 }

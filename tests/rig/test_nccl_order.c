@@ -324,7 +324,7 @@ static int a_captured_group_runs_again_at_every_replay(int rank, int n, void *ar
     cudaEvent_t fork;
 
     CUDA(cudaEventCreateWithFlags(&fork, cudaEventDisableTiming));
-    CUDA(cudaStreamBeginCapture(me.a, cudaStreamCaptureModeGlobal));
+    CUDA(cudaStreamBeginCapture(me.a, cudaStreamCaptureModeThreadLocal));
     CUDA(cudaEventRecord(fork, me.a));
     CUDA(cudaStreamWaitEvent(me.b, fork, 0));
     NCCL(ncclGroupStart());
@@ -423,34 +423,20 @@ static int one_thread_drives_all_ranks(int rank, int n, void *arg)
 
 int main(int argc, char **argv)
 {
-    static const struct {
-        int n;
-        lc_rank_main *run;
-    } tests[] = {
-        {5,  hub_and_spokes_exchange_in_one_group                          },
-        { 3, receives_of_a_group_progress_independently                    },
-        { 4, a_pipeline_round_the_ring_arrives_in_order                    },
-        { 3, mixed_groups_keep_each_pairs_order                            },
-        { 2, two_communicators_in_opposite_order_do_not_wait_for_each_other},
-        { 3, a_group_over_streams_and_communicators_joins_them_all         },
-        { 3, one_communicators_calls_run_in_order_whatever_their_streams   },
-        { 2, a_call_is_asynchronous_work_of_its_stream                     },
-        { 3, a_device_scalar_is_read_when_the_operation_runs               },
-        { 3, a_captured_group_runs_again_at_every_replay                   },
-        { 3, replays_and_calls_keep_the_order_of_their_launches            },
-        { 1, one_thread_drives_all_ranks                                   },
+    static const struct nccl_test tests[] = {
+        NCCL_TEST(5, hub_and_spokes_exchange_in_one_group),
+        NCCL_TEST(3, receives_of_a_group_progress_independently),
+        NCCL_TEST(4, a_pipeline_round_the_ring_arrives_in_order),
+        NCCL_TEST(3, mixed_groups_keep_each_pairs_order),
+        NCCL_TEST(2, two_communicators_in_opposite_order_do_not_wait_for_each_other),
+        NCCL_TEST(3, a_group_over_streams_and_communicators_joins_them_all),
+        NCCL_TEST(3, one_communicators_calls_run_in_order_whatever_their_streams),
+        NCCL_TEST(2, a_call_is_asynchronous_work_of_its_stream),
+        NCCL_TEST(3, a_device_scalar_is_read_when_the_operation_runs),
+        NCCL_TEST(3, a_captured_group_runs_again_at_every_replay),
+        NCCL_TEST(3, replays_and_calls_keep_the_order_of_their_launches),
+        NCCL_TEST(1, one_thread_drives_all_ranks),
     };
-    struct meeting *meeting = meeting_new();
-    bool threads = argc > 1 && strcmp(argv[1], "threads") == 0;
-    int failed = 0;
 
-    for (size_t i = 0; i < sizeof(tests) / sizeof(*tests); i++) {
-        meeting_reset(meeting);
-        if ((threads ? lc_ranks_run_threads : lc_ranks_run)(tests[i].n, tests[i].run, meeting,
-                                                            20)) {
-            fprintf(stderr, "test number %zu failed\n", i);
-            failed++;
-        }
-    }
-    return failed != 0;
+    return nccl_tests_run(tests, sizeof(tests) / sizeof(*tests), argc, argv);
 }
