@@ -13,7 +13,7 @@ WIDTH, TOKENS, LOCAL_EXPERTS, TOP, FACTOR = 256, 512, 2, 2, 1.25
 class AllToAll(torch.autograd.Function):
     @staticmethod
     def forward(ctx, rows):
-        out = torch.empty_like(rows)
+        out = torch.empty_like(rows, memory_format=torch.contiguous_format)
         dist.all_to_all_single(out, rows.contiguous())
         return out
 

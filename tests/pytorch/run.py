@@ -10,6 +10,7 @@ import argparse
 import importlib.util
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -37,9 +38,15 @@ class Outcome:
 
 
 def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    """Below the range that outgoing connections take theirs from, since the rank that listens starts later."""
+    for port in random.sample(range(20000, 32000), 200):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            try:
+                probe.bind(("", port))
+                return port
+            except OSError:
+                continue
+    raise OSError("no free port between 20000 and 32000")
 
 
 def signal_groups(processes, number):
