@@ -17,7 +17,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define MAX_SLOTS 64
+#define MAX_SLOTS 1024
 #define POISON    0xa5
 
 #define INPLACE_BYTES (1 << 20)
@@ -71,17 +71,17 @@ static int nccl_failed(struct worker *w, ncclResult_t err, const char *call)
 }
 
 /* Each returns from the function that uses it. */
-#define CUDA(w, call)                                   \
-    do {                                                \
-        int err_ = cuda_failed((w), cuda##call, #call); \
-        if (err_)                                       \
-            return err_;                                \
+#define CUDA(w, call)                                          \
+    do {                                                       \
+        int err_ = cuda_failed((w), cuda##call, "cuda" #call); \
+        if (err_)                                              \
+            return err_;                                       \
     } while (0)
-#define NCCL(w, call)                                   \
-    do {                                                \
-        int err_ = nccl_failed((w), nccl##call, #call); \
-        if (err_)                                       \
-            return err_;                                \
+#define NCCL(w, call)                                          \
+    do {                                                       \
+        int err_ = nccl_failed((w), nccl##call, "nccl" #call); \
+        if (err_)                                              \
+            return err_;                                       \
     } while (0)
 
 static void resolve(const char *path, char *out, size_t size)
@@ -293,7 +293,7 @@ static int capture(struct worker *w, int inner)
     CUDA(w, StreamEndCapture(w->stream, &graph)); /* also after a failure: it ends the capture */
     if (!err)
         err = cuda_failed(w, cudaGraphInstantiateWithFlags(&w->exec, graph, 0),
-                          "GraphInstantiateWithFlags");
+                          "cudaGraphInstantiateWithFlags");
     if (graph)
         cudaGraphDestroy(graph);
     w->exec_inner = err ? 0 : inner;
@@ -308,12 +308,18 @@ static int batch(struct worker *w, int inner)
     return 0;
 }
 
-/* In place, a call leaves its sum where its term was: put the term back, outside of the timing. */
-static int restore(struct worker *w)
+/* In place, a call leaves its sum where its term was: put the term back into what the next `inner` calls
+ * use, outside of the timing. */
+static int restore(struct worker *w, int inner)
 {
-    for (int s = 0; w->kase.inplace && s < w->slots; s++)
-        CUDA(w, MemcpyAsync(w->send + (size_t)s * w->stride, w->orig, w->kase.bytes,
+    unsigned first = w->kase.graph ? 0 : w->next;
+
+    for (int i = 0; w->kase.inplace && i < inner && i < w->slots; i++) {
+        size_t slot = (first + (unsigned)i) % (unsigned)w->slots;
+
+        CUDA(w, MemcpyAsync(w->send + slot * w->stride, w->orig, w->kase.bytes,
                             cudaMemcpyDeviceToDevice, w->stream));
+    }
     return 0;
 }
 
@@ -401,7 +407,7 @@ static int sample(struct worker *w, const struct lc_bench_request *request, int 
     cudaEvent_t start = w->events[2 * (size_t)index];
     cudaEvent_t stop = w->events[2 * (size_t)index + 1];
 
-    if (restore(w) || (last && request->verify && poison(w)))
+    if (restore(w, request->inner) || (last && request->verify && poison(w)))
         return -EIO;
     CUDA(w, EventRecord(start, w->stream));
     if (batch(w, request->inner))
@@ -420,7 +426,7 @@ static int run(struct worker *w, const struct lc_bench_request *request)
     if (w->kase.graph && w->exec_inner != request->inner && capture(w, request->inner))
         return -EIO;
     for (int i = 0; i < request->warmup; i++) {
-        if (restore(w) || batch(w, request->inner))
+        if (restore(w, request->inner) || batch(w, request->inner))
             return -EIO;
     }
     for (int i = 0; i < request->iters; i++) {
