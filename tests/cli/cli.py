@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of the `loongcomm` command share."""
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+CLI = os.environ["LC_CLI"]
+LIBRARY = os.environ["LC_LIBRARY"]
+
+
+def environment(**changes):
+    """Ours without what would change the answers, then the changes; None removes."""
+    env = {k: v for k, v in os.environ.items()
+           if not k.startswith(("LOONGCOMM_", "NCCL_", "LC_", "VLLM_"))}
+    for name in ("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH"):
+        env.pop(name, None)
+    for name, value in changes.items():
+        if value is None:
+            env.pop(name, None)
+        else:
+            env[name] = value
+    return env
+
+
+def call(*args, cli=CLI, cwd=None, **changes):
+    return subprocess.run([cli, *args], env=environment(**changes), cwd=cwd, timeout=120,
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          encoding="utf-8", errors="surrogateescape")
+
+
+class CliTest(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="lc-cli-")
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+
+    def path(self, *parts):
+        return os.path.join(self.folder, *parts)
+
+    def write(self, name, text, mode=0o600):
+        path = self.path(name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w") as f:
+            f.write(text)
+        os.chmod(path, mode)
+        return path
+
+    def install(self, prefix, libdir="lib"):
+        """A copy in an installed layout; returns the command and the library."""
+        command = self.path(prefix, "bin", "loongcomm")
+        library = self.path(prefix, libdir, "libloongcomm.so")
+        for source, target in ((CLI, command), (LIBRARY, library)):
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            shutil.copy(source, target)
+        return command, os.path.realpath(library)
+
+    def document(self, result):
+        try:
+            return json.loads(result.stdout)
+        except ValueError:
+            self.fail("no JSON: %r; stderr: %s" % (result.stdout, result.stderr))
