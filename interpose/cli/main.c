@@ -11,12 +11,14 @@ static const char help[] =
     "Makes the communication of an unmodified NCCL job cheaper.\n"
     "\n"
     "commands:\n"
+    "  run -- CMD ARGS   start a job with libloongcomm.so preloaded\n"
     "  config            list every setting with its value and where the value comes from\n"
     "\n"
     "  loongcomm COMMAND --help tells more about each.\n"
     "  loongcomm --version prints the version.\n"
     "\n"
-    "exit codes: 0 all is fine (no GPU is fine too), 1 an error was found, 2 wrong usage.\n";
+    "exit codes: 0 all is fine (no GPU is fine too), 1 an error was found, 2 wrong usage;\n"
+    "`run` ends as CMD does, or with 127 if CMD is not found and 126 if it cannot be executed.\n";
 
 __attribute__((format(printf, 1, 0))) static void write_line(const char *fmt, va_list ap)
 {
@@ -60,7 +62,8 @@ int main(int argc, char **argv)
         const char *name;
         int (*run)(int argc, char **argv);
     } commands[] = {
-        {"config", lc_cli_config},
+        {"run",     lc_cli_run   },
+        { "config", lc_cli_config},
     };
 
     if (argc < 2) {

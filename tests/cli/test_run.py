@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+import os
+import stat
+import unittest
+
+from cli import LIBRARY, CliTest, call
+
+PRINT = ("sh", "-c", 'printf "%s\\n" "$LD_PRELOAD" "$LD_LIBRARY_PATH"')
+
+
+class Run(CliTest):
+    def preload(self, *options, cli=None, **changes):
+        extra = {"cli": cli} if cli else {}
+        result = call("run", *options, "--", *PRINT, **extra, **changes)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return result.stdout.split("\n")[0]
+
+    def test_library_of_the_build_tree_is_preloaded_by_absolute_path(self):
+        self.assertEqual(self.preload(cwd="/"), os.path.realpath(LIBRARY))
+
+    def test_installed_library_is_found_in_each_usual_folder(self):
+        for number, libdir in enumerate(("lib", "lib64", os.environ["LC_LIBDIR"], "bin")):
+            command, library = self.install("p%d" % number, libdir)
+            self.assertEqual(self.preload(cli=command), library)
+
+    def test_command_called_through_a_link_finds_its_library(self):
+        command, library = self.install("p")
+        os.symlink(command, self.path("link"))
+        self.assertEqual(self.preload(cli=self.path("link")), library)
+
+    def test_what_ld_preload_held_stays_behind(self):
+        own = os.path.realpath(LIBRARY)
+        self.assertEqual(self.preload(LD_PRELOAD="libm.so.6 libdl.so.2"),
+                         own + ":libm.so.6 libdl.so.2")
+        self.assertEqual(self.preload(LD_PRELOAD=""), own)
+
+    def test_library_already_preloaded_is_not_added_again(self):
+        own = os.path.realpath(LIBRARY)
+        for old in (own, "libdl.so.2:" + own, own + " libm.so.6"):
+            self.assertEqual(self.preload(LD_PRELOAD=old), old)
+        os.symlink(own, self.path("again.so"))
+        self.assertEqual(self.preload(LD_PRELOAD=self.path("again.so")), self.path("again.so"))
+
+    def test_path_that_the_loader_would_split_is_one_clear_error(self):
+        for prefix, what in (("a b", "a space"), ("a:b", "a colon"), ("a$LIB", "a dollar sign")):
+            command, library = self.install(prefix)
+            result = call("run", "--", "true", cli=command)
+            self.assertEqual(result.returncode, 1)
+            self.assertEqual(len(result.stderr.splitlines()), 1, result.stderr)
+            self.assertIn(library, result.stderr)
+            self.assertIn(what, result.stderr)
+            self.assertIn("symbolic link", result.stderr)
+
+    def test_missing_library_is_an_error(self):
+        command, library = self.install("p")
+        os.unlink(library)
+        result = call("run", "--", "true", cli=command)
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("libloongcomm.so", result.stderr)
+
+    def test_command_ends_as_it_would_alone(self):
+        self.assertEqual(call("run", "--", "sh", "-c", "exit 37").returncode, 37)
+        self.assertEqual(call("run", "--", "sh", "-c", "kill -9 $$").returncode, -9)
+        result = call("run", "--", "printf", "%s|", "a b", "", "--", "--help")
+        self.assertEqual(result.stdout, "a b||--|--help|")
+
+    def test_command_that_cannot_run_ends_as_env_does(self):
+        self.assertEqual(call("run", "--", "no-such-command").returncode, 127)
+        self.assertEqual(call("run", "--", "/no/such/command").returncode, 127)
+        self.assertEqual(call("run", "--", self.write("data", "x", 0o600)).returncode, 126)
+        self.assertEqual(call("run", "--", self.folder).returncode, 126)
+
+    def test_wrong_usage_ends_with_2_and_runs_nothing(self):
+        marker = self.path("marker")
+        for args in ((), ("touch", marker), ("--", ), ("--no-such", "--", "touch", marker),
+                     ("--report", "--", "touch", marker), ("--report", "loud", "--", "touch", marker),
+                     ("--set", "REPORT", "--", "touch", marker), ("--set",),
+                     ("--set", "=1", "--", "touch", marker),
+                     ("--set", "NO_SUCH=1", "--", "touch", marker),
+                     ("--set", "ENABLE=perhaps", "--", "touch", marker)):
+            result = call("run", *args)
+            self.assertEqual(result.returncode, 2, args)
+            self.assertEqual(len(result.stderr.splitlines()), 1, result.stderr)
+        self.assertFalse(os.path.exists(marker))
+
+    def test_options_become_settings_of_the_command(self):
+        reports = self.path("reports")
+        result = call("run", "--report", "json", "--dir", "reports", "--set", "LOG_LEVEL=debug",
+                      "--set", "LOONGCOMM_ENABLE=no", "--", "env", cwd=self.folder)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        lines = result.stdout.splitlines()
+        for line in ("LOONGCOMM_REPORT=json", "LOONGCOMM_DIR=" + os.path.realpath(reports),
+                     "LOONGCOMM_LOG_LEVEL=debug", "LOONGCOMM_ENABLE=no"):
+            self.assertIn(line, lines)
+        self.assertEqual(stat.S_IMODE(os.stat(reports).st_mode), 0o700)
+
+    def test_a_setting_of_the_user_is_kept_when_no_option_changes_it(self):
+        lines = call("run", "--", "env", LOONGCOMM_REPORT="off").stdout.splitlines()
+        self.assertIn("LOONGCOMM_REPORT=off", lines)
+
+    def test_folder_that_cannot_be_made_is_an_error(self):
+        result = call("run", "--dir", self.path("no", "such"), "--", "true")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn(self.path("no", "such"), result.stderr)
+
+    def test_proxy_stands_first_in_the_library_path_and_nothing_is_preloaded(self):
+        command, library = self.install("p")
+        folder = os.path.join(os.path.dirname(library), "loongcomm")
+        result = call("run", "--proxy", "--", "true", cli=command)
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("libnccl.so.2", result.stderr)
+        os.mkdir(folder)
+        with open(os.path.join(folder, "libnccl.so.2"), "w"):
+            pass
+        for old, new in ((None, folder), ("/a b:/c", folder + ":/a b:/c"),
+                         ("/a:" + folder, "/a:" + folder)):
+            result = call("run", "--proxy", "--", *PRINT, cli=command, LD_LIBRARY_PATH=old)
+            self.assertEqual(result.stdout.split("\n")[:2], ["", new])
+
+
+if __name__ == "__main__":
+    unittest.main()
