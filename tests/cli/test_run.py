@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import os
 import stat
+import sys
 import unittest
 
 from cli import LIBRARY, CliTest, call
@@ -116,6 +117,24 @@ class Run(CliTest):
                          ("/a:" + folder, "/a:" + folder)):
             result = call("run", "--proxy", "--", *PRINT, cli=command, LD_LIBRARY_PATH=old)
             self.assertEqual(result.stdout.split("\n")[:2], ["", new])
+
+    def test_proxy_serves_a_program_that_opens_nccl_itself(self):
+        nccl = os.environ["LC_FAKE_NCCL"]
+        script = """
+import ctypes, os, sys
+opener = ctypes.CDLL(sys.argv[1])
+assert opener.fake_unique_id(ctypes.create_string_buffer(128)) == 0
+try:
+    calls = ctypes.CDLL(sys.argv[2], mode=os.RTLD_LAZY | os.RTLD_NOLOAD).loongcommCallsSeen
+    calls.restype = ctypes.c_ulonglong
+    print(calls())
+except OSError:
+    print("not loaded")
+"""
+        for option, seen in ((("--proxy", "--set", "NCCL=" + nccl), "1"), ((), "0")):
+            result = call("run", *option, "--", sys.executable, "-c", script,
+                          os.environ["LC_FAKE_TORCH_DLOPEN"], os.path.realpath(LIBRARY))
+            self.assertEqual((result.stdout.strip(), result.returncode), (seen, 0), result.stderr)
 
 
 if __name__ == "__main__":
