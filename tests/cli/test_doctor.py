@@ -2,6 +2,7 @@
 import os
 import shutil
 import sys
+import time
 import unittest
 
 from cli import LIBRARY, CliTest, call
@@ -74,6 +75,169 @@ class Doctor(CliTest):
         for text in texts:
             self.assertIn(text, findings[name]["evidence"])
 
+    # Torch and its NCCL.
+
+    def test_dynamic_nccl_is_seen(self):
+        site = self.torch()
+        findings = self.doctor(code=0, PYTHONPATH=site)
+        self.assert_finding(findings, "library", "ok", os.path.realpath(LIBRARY))
+        self.assert_finding(findings, "torch", "ok", "9.8.7+fake", "13.0")
+        self.assert_finding(findings, "nccl", "ok", "2.28.9", site + "/torch/lib/libnccl.so.2",
+                            "dynamically")
+        self.assert_finding(findings, "interposition", "ok", site + "/torch/lib/libnccl.so.2")
+        self.assertNotIn("nccl-two", findings)
+        self.assertNotIn("deepbind", findings)
+        self.assertIn("calls of NCCL reach loongcomm", self.verdict)
+
+    def test_static_visible_nccl_is_seen(self):
+        site = self.torch("visible")
+        findings = self.doctor(code=0, PYTHONPATH=site)
+        self.assert_finding(findings, "nccl", "info", "statically", site + "/torch/lib/libtorch_cuda.so")
+        self.assert_finding(findings, "interposition", "ok", "libtorch_cuda.so")
+
+    def test_static_nccl_bound_inside_is_not_seen(self):
+        findings = self.doctor(code=1, PYTHONPATH=self.torch("symbolic"))
+        self.assert_finding(findings, "interposition-none", "error", "statically", "-Bsymbolic")
+        self.assertIn("do not reach", self.verdict)
+
+    def test_static_hidden_nccl_is_not_seen(self):
+        findings = self.doctor(code=1, PYTHONPATH=self.torch("hidden"))
+        self.assert_finding(findings, "nccl", "info", "no libnccl.so", "2.28.9")
+        self.assert_finding(findings, "interposition-none", "error", "statically", "hidden")
+
+    def test_nccl_opened_by_dlopen_is_not_seen(self):
+        findings = self.doctor(code=1, PYTHONPATH=self.torch("dlopen"))
+        self.assert_finding(findings, "interposition-none", "error", "dlopen")
+        self.assertIn("--proxy", findings["interposition-none"]["remedy"])
+
+    @unittest.skipUnless(os.environ["LC_SANITIZE"] == "none", "sanitizers refuse RTLD_DEEPBIND")
+    def test_deepbind_is_named(self):
+        site = self.torch(before="sys.setdlopenflags(sys.getdlopenflags() | os.RTLD_DEEPBIND)")
+        findings = self.doctor(code=1, PYTHONPATH=site)
+        self.assert_finding(findings, "deepbind", "warning", "RTLD_DEEPBIND")
+        self.assert_finding(findings, "interposition-none", "error", "RTLD_DEEPBIND")
+
+    def test_two_nccls_are_named(self):
+        other = self.path("other", "libnccl.so.2")
+        os.makedirs(os.path.dirname(other))
+        shutil.copy(os.environ["LC_FAKE_NCCL"], other)
+        site = self.torch(after="ctypes.CDLL(%r)" % other)
+        findings = self.doctor(code=0, PYTHONPATH=site)
+        self.assert_finding(findings, "nccl-two", "warning", other, site)
+        site = self.torch("visible", after="ctypes.CDLL(%r)" % other)
+        findings = self.doctor(PYTHONPATH=site)
+        self.assert_finding(findings, "nccl-two", "warning", other, "inside", site)
+
+    def test_torch_that_cannot_call_nccl_proves_nothing(self):
+        site = self.torch("hidden", nccl_after="def unique_id(): raise RuntimeError('no NCCL')")
+        findings = self.doctor(code=0, PYTHONPATH=site)
+        self.assert_finding(findings, "interposition-unknown", "warning", "RuntimeError: no NCCL")
+
+    def test_torch_without_nvidia_is_told_from_a_broken_one(self):
+        findings = self.doctor(code=0, PYTHONPATH=self.torch(cuda=None))
+        self.assert_finding(findings, "torch-cpu", "info", "9.8.7+fake")
+        findings = self.doctor(code=0, PYTHONPATH=self.torch(cuda=None, hip="6.4"))
+        self.assert_finding(findings, "torch-rocm", "info", "6.4")
+        findings = self.doctor(code=1, PYTHONPATH=self.torch(before="import no_such_module"))
+        self.assert_finding(findings, "torch-broken", "error", "no_such_module")
+
+    def test_torch_in_the_current_folder_is_not_imported(self):
+        self.torch(before="raise RuntimeError('imported')")
+        findings = self.doctor(cwd=self.path("site"))
+        self.assertNotIn("torch-broken", findings)
+
+    # Children that misbehave.
+
+    def test_no_torch_is_no_error(self):
+        site = self.path("site")
+        self.write("site/torch.py", "raise ModuleNotFoundError('no torch', name='torch')")
+        findings = self.doctor(code=0, PYTHONPATH=site)
+        self.assert_finding(findings, "torch-absent", "info")
+        self.assert_finding(findings, "nccl-system", "info", "libnccl.so.2")
+
+    def test_system_nccl_is_the_one_the_loader_finds(self):
+        self.write("site/torch.py", "raise ModuleNotFoundError('no torch', name='torch')")
+        other = self.path("other", "libnccl.so.2")
+        os.makedirs(os.path.dirname(other))
+        shutil.copy(os.environ["LC_FAKE_NCCL"], other)
+        findings = self.doctor(code=0, PYTHONPATH=self.path("site"),
+                               LD_LIBRARY_PATH=os.path.dirname(other))
+        self.assert_finding(findings, "nccl-system", "info", other, "2.28.9")
+
+    def test_import_that_hangs_is_killed_at_the_deadline_with_its_children(self):
+        pids = self.path("pids")
+        site = self.torch(before="""
+import subprocess, time
+child = subprocess.Popen(["sleep", "300"], close_fds=False)
+with open(%r, "w") as f:
+    f.write("%%d %%d" %% (os.getpid(), child.pid))
+time.sleep(300)""" % pids)
+        begin = time.monotonic()
+        findings = self.doctor("--timeout", "3", code=1, PYTHONPATH=site)
+        self.assertLess(time.monotonic() - begin, 30)
+        self.assert_finding(findings, "python-timeout", "error", "import torch", "3.0 s")
+        with open(pids) as f:
+            for pid in map(int, f.read().split()):
+                self.assertTrue(self.gone(pid), pid)
+
+    def gone(self, pid):
+        for _ in range(100):
+            try:
+                with open("/proc/%d/stat" % pid) as f:
+                    if f.read().rsplit(")", 1)[1].split()[0] == "Z":
+                        return True
+            except FileNotFoundError:
+                return True
+            time.sleep(0.05)
+        return False
+
+    def test_grandchild_that_keeps_the_pipes_does_not_hold_the_doctor(self):
+        site = self.torch(before="import subprocess; subprocess.Popen(['sleep', '20'], "
+                                 "close_fds=False, start_new_session=True)")
+        begin = time.monotonic()
+        self.doctor(code=0, PYTHONPATH=site)
+        self.assertLess(time.monotonic() - begin, 18)
+
+    def test_import_that_crashes_is_told(self):
+        site = self.torch(before="os.kill(os.getpid(), 11)")
+        findings = self.doctor(code=1, PYTHONPATH=site)
+        self.assert_finding(findings, "torch-crash", "error", "signal 11")
+        site = self.torch(before="os._exit(3)")
+        self.assert_finding(self.doctor(code=1, PYTHONPATH=site), "torch-crash", "error", "exit code 3")
+
+    def test_what_breaks_only_with_the_preload_is_laid_to_loongcomm(self):
+        site = self.torch(before="'libloongcomm' in os.environ.get('LD_PRELOAD', '') and os._exit(5)")
+        findings = self.doctor(code=1, PYTHONPATH=site)
+        self.assert_finding(findings, "preload-breaks-python", "error", "exit code 5")
+
+    def test_python_that_clears_the_preload_is_told(self):
+        wrapper = self.write("python", "#!/bin/sh\nunset LD_PRELOAD\nexec %s \"$@\"\n" % sys.executable,
+                             0o700)
+        findings = self.doctor(code=1, python=wrapper, PYTHONPATH=self.torch())
+        self.assert_finding(findings, "preload-ineffective", "error", wrapper)
+
+    def test_python_that_is_none_is_an_error(self):
+        findings = self.doctor(code=1, python=self.path("no-python"))
+        self.assert_finding(findings, "python-missing", "error", "No such file")
+        findings = self.doctor(code=1, python="false")
+        self.assert_finding(findings, "python-failed", "error", "exit code 1")
+        self.assertEqual(self.doctor(code=1, python="true")["python-failed"]["severity"], "error")
+
+    def test_flood_and_terminal_codes_are_contained(self):
+        site = self.torch(before="""
+junk = b"key\\t" + b"\\x1b[31m\\xff" * 1000 + b"\\n"
+for _ in range(2000):
+    os.write(2, junk)
+    os.write(1, junk)
+for _ in range(2000):
+    os.write(3, junk)
+raise ImportError("\\x1b[2J" + "x" * 100000)""")
+        findings = self.doctor(code=1, PYTHONPATH=site)
+        self.assertTrue({"torch-broken", "torch-crash", "python-failed"} & set(findings), findings)
+        text = call("doctor", "--python", sys.executable, PYTHONPATH=site)
+        self.assertNotIn("\033", text.stdout)
+        self.assertLess(len(text.stdout), 20000)
+
     # The environment.
 
     def test_bad_settings_are_warnings(self):
@@ -84,6 +248,7 @@ class Doctor(CliTest):
         self.assert_finding(findings, "disabled", "warning")
         self.assert_finding(findings, "setting-dir", "warning", "/no/such")
         self.assert_finding(findings, "setting-nccl", "warning", "/no/such")
+        self.assert_finding(findings, "interposition", "ok")
 
     def test_entries_of_ld_preload_are_looked_at(self):
         site = self.torch()
@@ -94,6 +259,7 @@ class Doctor(CliTest):
         findings = self.doctor(code=1, LD_PRELOAD=other, PYTHONPATH=site)
         self.assert_finding(findings, "preload-other-loongcomm", "error", other)
         findings = self.doctor(code=0, LD_PRELOAD=os.path.realpath(LIBRARY), PYTHONPATH=site)
+        self.assert_finding(findings, "interposition", "ok")
 
     def test_plugin_values_are_tried_as_nccl_does(self):
         site = self.torch()
