@@ -117,6 +117,7 @@ int lc_cli_doctor(int argc, char **argv)
     lc_cli_check_gpu(&doctor);
     lc_cli_check_environment(&doctor);
     lc_cli_check_python(&doctor);
+    lc_cli_check_command(&doctor);
     conclude(&doctor, verdict, sizeof(verdict));
     if (options.json)
         lc_cli_findings_json(&doctor.findings, verdict);

@@ -311,6 +311,48 @@ raise ImportError("\\x1b[2J" + "x" * 100000)""")
         else:
             self.assertNotIn("gpu-none", findings)
 
+    # The command behind --.
+
+    def test_command_that_uses_nccl_is_seen(self):
+        program = os.environ["LC_FAKE_PROGRAM"]
+        temporary = self.path("tmp")
+        os.mkdir(temporary)
+        findings = self.doctor("--", "sh", "-c", "%s 5; %s 2" % (program, program), code=0,
+                               PYTHONPATH=self.torch(), TMPDIR=temporary, LOONGCOMM_ENABLE="no")
+        self.assert_finding(findings, "command", "ok", "7 operations on 2 communicators in 2 processes",
+                            os.path.realpath(os.environ["LC_FAKE_NCCL"]))
+        self.assertIn("this goes to standard error of the doctor", self.stderr)
+        self.assertEqual(os.listdir(temporary), [])
+
+    def test_command_without_nccl_is_an_error(self):
+        findings = self.doctor("--", "true", code=1, PYTHONPATH=self.torch())
+        self.assert_finding(findings, "command-no-calls", "error", "true")
+
+    def test_command_that_fails_is_told(self):
+        site = self.torch()
+        for command, text in ((("sh", "-c", "exit 9"), "exit code 9"), (("/no/such",), "No such file"),
+                              (("sh", "-c", "kill -6 $$"), "signal 6")):
+            findings = self.doctor("--", *command, code=1, PYTHONPATH=site)
+            self.assert_finding(findings, "command-failed", "error", text)
+        findings = self.doctor("--timeout", "3", "--", "sleep", "300", code=1, PYTHONPATH=site)
+        self.assert_finding(findings, "command-failed", "error", "3.0 s")
+
+    def test_forged_reports_are_contained(self):
+        script = self.write("forge", """#!/bin/sh
+cd "$LOONGCOMM_DIR" || exit 1
+echo '{"schema": "loongcomm.report/1", "communicators": [{"number":' > cut.json
+echo '{"schema": "other/1", "communicators": [{"number": 1}]}' > other.json
+head -c 3000000 /dev/zero > large.json
+mkfifo pipe.json
+ln -s /etc/passwd link.json
+mkdir folder.json
+exit 0
+""", 0o700)
+        findings = self.doctor("--", script, code=1, PYTHONPATH=self.torch(), TMPDIR=self.folder)
+        self.assert_finding(findings, "command-reports", "warning", "6 of the files")
+        self.assert_finding(findings, "command-no-calls", "error")
+        self.assertFalse([f for f in os.listdir(self.folder) if f.startswith("loongcomm-doctor")])
+
     def test_wrong_usage_ends_with_2(self):
         for args in (("--no-such",), ("--python",), ("--python", ""), ("--timeout", "soon"),
                      ("--timeout", "-1"), ("--timeout", "nan"), ("true",), ("--",)):
