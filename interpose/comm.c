@@ -81,6 +81,12 @@ static struct lc_comm *entry_at(uint32_t index)
     return chunk ? &chunk[index % CHUNK] : NULL;
 }
 
+/* Of an index that was in use once: its chunk is there and stays. */
+static struct lc_comm *old_entry(uint32_t index)
+{
+    return atomic_load_explicit(&chunks[index / CHUNK], memory_order_acquire) + index % CHUNK;
+}
+
 static struct lc_comm *make_entry(void)
 {
     uint32_t index = atomic_load_explicit(&fresh, memory_order_relaxed);
@@ -112,7 +118,7 @@ static struct lc_comm *take_entry(void)
     uint64_t head = atomic_load_explicit(&unused, memory_order_acquire);
 
     while ((uint32_t)head) {
-        struct lc_comm *comm = entry_at((uint32_t)head - 1);
+        struct lc_comm *comm = old_entry((uint32_t)head - 1);
         uint64_t next = atomic_load_explicit(&comm->next_free, memory_order_relaxed);
 
         next |= ((head >> 32) + 1) << 32;
