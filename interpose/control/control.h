@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The control plane: how the ranks of a communicator agree, out of band, from which operation on something of ours
+ * is used. Pure host code: no CUDA, no NCCL, no hook; libc only.
+ *
+ *  - A ticket (endpoint and token) travels in the unused tail of NCCL's 128-byte unique id. A rank without the
+ *    library never sees it and is never waited for.
+ *  - The arbiter is hosted by the process that made the id, on that process's one control thread. It listens on TCP
+ *    (the address NCCL itself put into the id) and on an abstract Unix socket (same host, same user).
+ *  - A room is one communicator. Its words lie in a memory file of the arbiter; members that came by the Unix socket
+ *    map it and act on it directly, others ask the arbiter, which acts on it for them.
+ *  - A vote says "all my set-up is done; count me from operation index `from` on", where `from` is the next epoch
+ *    that the rank has not passed. An epoch is an operation index 1, 2, 4, 8 ...: the count of collectives of the
+ *    communicator, or of messages of one directed pair; both equal at all who share them. A rank that has not voted
+ *    passes an epoch without asking; that is why `from` is needed. A rank that has voted decides or obeys the
+ *    epoch's write-once word. Model: tests/model/commit.pml.
+ *
+ * Threads. lc_room_* may be called by any application thread; calls for one room are serialised by the caller
+ * (NCCL demands the same of its users), except lc_room_abort, lc_room_error and lc_room_release, which may come from
+ * any thread at any time. The control thread owns all sockets.
+ */
+#ifndef LC_INTERPOSE_CONTROL_H
+#define LC_INTERPOSE_CONTROL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define LC_ID_BYTES 128 /* NCCL_UNIQUE_ID_BYTES */
+
+/* What a rank says about itself when it joins. Strings are cut, never unterminated. */
+struct lc_record {
+    uint32_t version;       /* of the protocol and of what a vote means */
+    uint32_t rank;
+    uint32_t pid;
+    int32_t device;         /* CUDA ordinal, for messages only */
+    uint64_t settings_hash; /* of every setting that must be equal on all ranks */
+    uint64_t capabilities;  /* bits; the room's common ones are their AND */
+    char host[64];          /* LOONGCOMM_HOSTID, else NCCL_HOSTID, else the machine's boot id and name */
+    unsigned char gpu[16];  /* UUID, zero if unknown */
+};
+
+enum lc_verdict {
+    LC_SKIP,   /* this epoch and all operations up to the next one go to NCCL */
+    LC_COMMIT, /* from this operation on, ours */
+};
+
+struct lc_room;
+
+/* Makes `id` (fresh from the real ncclGetUniqueId) carry a ticket: starts the control thread if needed, opens a room
+ * key of `id`, writes the tail. The first 48 bytes are only read. On failure the id stays as it is, the cause is
+ * logged once, and the communicator will stay with NCCL. 0 or -errno. */
+int lc_control_stamp(char id[LC_ID_BYTES]);
+
+/* Takes a seat in the room of `id`. Never waits: the connection is made by the control thread. -ENOENT: the id has no
+ * ticket (made without the library). The room is freed by lc_room_release. */
+int lc_room_join(const char id[LC_ID_BYTES], uint32_t nranks, const struct lc_record *mine,
+                 struct lc_room **out);
+
+/* Child of a split or shrink: the same arbiter, key from (parent's key, creation counter of the parent, colour). All
+ * members of the child call it with equal arguments but for `mine`. */
+int lc_room_join_child(struct lc_room *parent, uint64_t creation, uint32_t colour, uint32_t nranks,
+                       const struct lc_record *mine, struct lc_room **out);
+
+/* True when all nranks records are here, of one version and one settings hash: set-up may begin. Never waits. When it
+ * can never become true (a rank with other settings, another version), one line per process names the rank and the
+ * difference. */
+bool lc_room_complete(struct lc_room *room);
+
+/* Record of a member, valid while the room is held; NULL before lc_room_complete. */
+const struct lc_record *lc_room_record(struct lc_room *room, uint32_t rank);
+uint64_t lc_room_capabilities(struct lc_room *room);
+
+/* Votes once; `from` as above. Later calls are -EALREADY. */
+int lc_room_vote(struct lc_room *room, uint64_t from);
+
+/* At epoch `index`, only after the own vote with from <= index: decides or obeys. *out is valid on 0. Any failure
+ * (arbiter gone, deadline passed) is final for the communicator: the caller reports a communicator error and must
+ * not fall back, since others may have committed. */
+int lc_room_decide(struct lc_room *room, uint64_t index, enum lc_verdict *out);
+
+/* The same for the messages from rank `src` to rank `dst`, one of which is this rank. The vote for a pair is given by
+ * the first decide call that its end makes. */
+int lc_room_decide_pair(struct lc_room *room, uint32_t src, uint32_t dst, uint64_t index,
+                        enum lc_verdict *out);
+
+/* Data that set-up exchanges between members (handles, nonces): each rank posts blobs of at most 64 KiB under a small
+ * key once; others look, without waiting. -EAGAIN: not there yet. */
+int lc_room_post(struct lc_room *room, uint32_t key, const void *data, size_t size);
+int lc_room_look(struct lc_room *room, uint32_t rank, uint32_t key, void *data, size_t max, size_t *size);
+
+/* Tells every member that this rank gives up, at once; async-signal-unsafe, lock-free for the caller. Their abort
+ * words are set. */
+void lc_room_abort(struct lc_room *room, int reason);
+
+/* 0, or why the room is broken: -ECONNRESET (a member's connection closed without goodbye, *rank says which),
+ * -ECANCELED (a member aborted), -EPIPE (the arbiter is gone after our vote). One atomic load. */
+int lc_room_error(struct lc_room *room, uint32_t *rank);
+
+/* Word that becomes non-zero with lc_room_error, for waits of our kernels' host side to poll. Valid while the room is
+ * held. */
+const uint32_t *lc_room_abort_word(struct lc_room *room);
+
+/* Says goodbye (orderly end) and frees. After lc_room_abort no goodbye is said. */
+void lc_room_release(struct lc_room *room);
+
+/* At process exit: goodbye for every room still held, bounded by 200 ms. In a forked child: forgets everything. */
+void lc_control_fini(void);
+
+#endif
