@@ -30,14 +30,14 @@
 
 /* What a rank says about itself when it joins. Strings are cut, never unterminated. */
 struct lc_record {
-    uint32_t version;       /* of the protocol and of what a vote means */
+    uint32_t version; /* of the protocol and of what a vote means */
     uint32_t rank;
     uint32_t pid;
     int32_t device;         /* CUDA ordinal, for messages only */
     uint64_t settings_hash; /* of every setting that must be equal on all ranks */
     uint64_t capabilities;  /* bits; the room's common ones are their AND */
-    char host[64];          /* LOONGCOMM_HOSTID, else NCCL_HOSTID, else the machine's boot id and name */
-    unsigned char gpu[16];  /* UUID, zero if unknown */
+    char host[64]; /* LOONGCOMM_HOSTID, else NCCL_HOSTID, else the machine's boot id and name */
+    unsigned char gpu[16]; /* UUID, zero if unknown */
 };
 
 enum lc_verdict {
@@ -87,7 +87,8 @@ int lc_room_decide_pair(struct lc_room *room, uint32_t src, uint32_t dst, uint64
 /* Data that set-up exchanges between members (handles, nonces): each rank posts blobs of at most 64 KiB under a small
  * key once; others look, without waiting. -EAGAIN: not there yet. */
 int lc_room_post(struct lc_room *room, uint32_t key, const void *data, size_t size);
-int lc_room_look(struct lc_room *room, uint32_t rank, uint32_t key, void *data, size_t max, size_t *size);
+int lc_room_look(struct lc_room *room, uint32_t rank, uint32_t key, void *data, size_t max,
+                 size_t *size);
 
 /* Tells every member that this rank gives up, at once; async-signal-unsafe, lock-free for the caller. Their abort
  * words are set. */

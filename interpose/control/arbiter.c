@@ -1,0 +1,419 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "interpose/control/control_internal.h"
+
+#include "common/log.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- rooms ---- */
+
+static struct hosted *find_hosted(const unsigned char key[LC_KEY_BYTES])
+{
+    for (struct hosted *h = control.hosted; h; h = h->next) {
+        if (memcmp(h->key, key, LC_KEY_BYTES) == 0)
+            return h;
+    }
+    return NULL;
+}
+
+static void free_hosted(struct hosted *hosted)
+{
+    struct hosted **at = &control.hosted;
+
+    while (*at != hosted)
+        at = &(*at)->next;
+    *at = hosted->next;
+    if (hosted->is_root && hosted->nranks == 0)
+        control.n_idle_roots--;
+    lc_words_unmap(hosted->words);
+    if (hosted->words_fd >= 0)
+        close(hosted->words_fd);
+    free(hosted->seats);
+    free(hosted);
+}
+
+static struct hosted *new_hosted(const unsigned char key[LC_KEY_BYTES], bool is_root)
+{
+    struct hosted *hosted = calloc(1, sizeof(*hosted));
+
+    if (!hosted)
+        return NULL;
+    memcpy(hosted->key, key, LC_KEY_BYTES);
+    hosted->is_root = is_root;
+    hosted->words_fd = -1;
+    hosted->next = control.hosted;
+    control.hosted = hosted;
+    if (is_root)
+        control.n_idle_roots++;
+    return hosted;
+}
+
+int lc_arbiter_open_root(const unsigned char key[LC_KEY_BYTES])
+{
+    if (control.n_idle_roots >= LC_ROOMS_IDLE) {
+        struct hosted *oldest = NULL;
+
+        for (struct hosted *h = control.hosted; h; h = h->next) { /* newest first */
+            if (h->is_root && h->nranks == 0)
+                oldest = h;
+        }
+        if (oldest)
+            free_hosted(oldest);
+    }
+    return new_hosted(key, true) ? 0 : -ENOMEM;
+}
+
+/* The first member says how many there are. */
+static int furnish(struct hosted *hosted, uint32_t nranks)
+{
+    int err;
+
+    hosted->seats = calloc(nranks, sizeof(struct seat *));
+    if (!hosted->seats)
+        return -ENOMEM;
+    err = lc_words_create(nranks, &hosted->words, &hosted->words_fd);
+    if (err) {
+        free(hosted->seats);
+        hosted->seats = NULL;
+        return err;
+    }
+    hosted->nranks = nranks;
+    if (hosted->is_root)
+        control.n_idle_roots--;
+    return 0;
+}
+
+/* ---- what is told to members; a member that cannot take it is dropped by its own connection's next turn ---- */
+
+static void tell(struct seat *seat, enum lc_frame_type type, const void *body, size_t length)
+{
+    (void)lc_conn_send(&seat->client->conn, type, seat->id, body, length, NULL, 0);
+}
+
+static void tell_all(struct hosted *hosted, enum lc_frame_type type, const void *body,
+                     size_t length)
+{
+    for (uint32_t r = 0; r < hosted->nranks; r++) {
+        if (hosted->seats[r])
+            tell(hosted->seats[r], type, body, length);
+    }
+}
+
+static bool same_host(const struct seat *a, const struct seat *b)
+{
+    return memcmp(a->record.host, b->record.host, sizeof(a->record.host)) == 0;
+}
+
+static void tell_complete(struct hosted *hosted)
+{
+    struct lc_number common = { UINT64_MAX };
+
+    for (uint32_t r = 0; r < hosted->nranks; r++)
+        common.value &= hosted->seats[r]->record.capabilities;
+    for (uint32_t to = 0; to < hosted->nranks; to++) {
+        for (uint32_t of = 0; of < hosted->nranks; of++) {
+            if (same_host(hosted->seats[to], hosted->seats[of]))
+                tell(hosted->seats[to], LC_FRAME_RECORD, &hosted->seats[of]->record,
+                     sizeof(struct lc_record));
+        }
+    }
+    tell_all(hosted, LC_FRAME_COMPLETE, &common, sizeof(common));
+    hosted->complete = true;
+}
+
+/* ---- members come and go ---- */
+
+static struct seat *find_seat(struct client *client, uint32_t id)
+{
+    for (struct seat *s = client->seats; s; s = s->next) {
+        if (s->id == id)
+            return s;
+    }
+    return NULL;
+}
+
+/* A seat is given back, in order (reason 0) or not; the last one frees the room. */
+static void leave(struct seat *seat, int reason)
+{
+    struct hosted *hosted = seat->hosted;
+    struct seat **at = &seat->client->seats;
+
+    while (*at != seat)
+        at = &(*at)->next;
+    *at = seat->next;
+    seat->client->n_seats--;
+    hosted->seats[seat->record.rank] = NULL;
+    hosted->left++;
+    if (reason) {
+        struct lc_cause cause = { seat->record.rank, reason };
+
+        tell_all(hosted, LC_FRAME_NOTICE, &cause, sizeof(cause));
+    }
+    free(seat);
+    if (hosted->left == hosted->joined)
+        free_hosted(hosted);
+}
+
+static const struct seat *anyone(const struct hosted *hosted)
+{
+    for (uint32_t r = 0; r < hosted->nranks; r++) {
+        if (hosted->seats[r])
+            return hosted->seats[r];
+    }
+    return NULL;
+}
+
+/* Every record is compared with one that is there already, so the first difference is named. */
+static void welcome_member(struct hosted *hosted, struct seat *seat)
+{
+    const struct seat *other = anyone(hosted);
+    bool was_refused = hosted->refusal.reason != 0;
+
+    if (other && !was_refused && other->record.version != seat->record.version)
+        hosted->refusal = (struct lc_cause){ seat->record.rank, -EPROTONOSUPPORT };
+    else if (other && !was_refused && other->record.settings_hash != seat->record.settings_hash)
+        hosted->refusal = (struct lc_cause){ seat->record.rank, -EINVAL };
+    hosted->seats[seat->record.rank] = seat;
+    hosted->joined++;
+    if (!seat->client->conn.is_unix ||
+        lc_conn_send_fd(&seat->client->conn, LC_FRAME_SEAT, seat->id, hosted->words_fd) != 0)
+        tell(seat, LC_FRAME_SEAT, NULL, 0);
+    if (was_refused)
+        tell(seat, LC_FRAME_REFUSED, &hosted->refusal, sizeof(hosted->refusal));
+    else if (hosted->refusal.reason)
+        tell_all(hosted, LC_FRAME_REFUSED, &hosted->refusal, sizeof(hosted->refusal));
+    else if (hosted->joined == hosted->nranks && hosted->left == 0)
+        tell_complete(hosted);
+}
+
+static int join(struct client *client, uint32_t id, const struct lc_join *join)
+{
+    uint32_t nranks = join->nranks, rank = join->record.rank;
+    struct hosted *hosted = find_hosted(join->key);
+    struct seat *seat;
+
+    if (nranks == 0 || nranks > LC_RANKS_MAX || rank >= nranks || client->n_seats >= LC_SEATS_MAX ||
+        find_seat(client, id) || join->record.host[sizeof(join->record.host) - 1] != '\0')
+        return -EPROTO;
+    if (!hosted)
+        hosted = new_hosted(join->key, false);
+    if (!hosted)
+        return -ENOMEM;
+    if (hosted->nranks == 0 && furnish(hosted, nranks) != 0) {
+        if (!hosted->is_root)
+            free_hosted(hosted);
+        return -ENOMEM;
+    }
+    if (hosted->nranks != nranks || hosted->seats[rank] || hosted->complete)
+        return -EPROTO; /* two of one rank, or ranks that differ about the size: not a communicator */
+    seat = calloc(1, sizeof(*seat));
+    if (!seat) {
+        if (hosted->joined == 0)
+            free_hosted(hosted);
+        return -ENOMEM;
+    }
+    *seat = (struct seat){ .next = client->seats,
+                           .client = client,
+                           .hosted = hosted,
+                           .id = id,
+                           .record = join->record };
+    client->seats = seat;
+    client->n_seats++;
+    welcome_member(hosted, seat);
+    return 0;
+}
+
+static int post(struct seat *seat, const struct lc_frame *head, const unsigned char *body)
+{
+    struct hosted *hosted = seat->hosted;
+    struct lc_blob_head blob;
+
+    memcpy(&blob, body, sizeof(blob));
+    if (blob.rank != seat->record.rank || ++seat->blobs > LC_BLOBS_MAX)
+        return -EPROTO;
+    for (uint32_t r = 0; r < hosted->nranks; r++) {
+        struct seat *to = hosted->seats[r];
+
+        if (to && to != seat && same_host(to, seat))
+            (void)lc_conn_send(&to->client->conn, LC_FRAME_BLOB, to->id, body, head->length, NULL,
+                               0);
+    }
+    return 0;
+}
+
+static int answer(struct seat *seat, const unsigned char *body)
+{
+    uint32_t rank = seat->record.rank;
+    struct lc_number number;
+    struct lc_ask ask;
+
+    memcpy(&ask, body, sizeof(ask));
+    if (!lc_is_epoch(ask.index) || (ask.is_pair && rank != (ask.by_src ? ask.src : ask.dst)))
+        return -EPROTO;
+    if (ask.is_pair)
+        number.value = lc_words_decide_pair(seat->hosted->words, ask.src, ask.dst, ask.by_src,
+                                            ask.index);
+    else
+        number.value = lc_words_decide(seat->hosted->words, ask.index);
+    return lc_conn_send(&seat->client->conn, LC_FRAME_ANSWER, seat->id, &number, sizeof(number),
+                        NULL, 0);
+}
+
+/* Constant time over the token, so that a stranger learns nothing from the clock. */
+static bool token_is_known(const unsigned char token[LC_KEY_BYTES])
+{
+    bool known = false;
+
+    for (struct hosted *h = control.hosted; h; h = h->next) {
+        unsigned char differ = 0;
+
+        for (int i = 0; i < LC_KEY_BYTES; i++)
+            differ |= (unsigned char)(h->key[i] ^ token[i]);
+        known |= h->is_root && !differ;
+    }
+    return known;
+}
+
+static int hello(struct client *client, const unsigned char *body)
+{
+    struct lc_hello said;
+
+    memcpy(&said, body, sizeof(said));
+    if (!token_is_known(said.token))
+        return -EACCES;
+    client->welcome = true;
+    control.n_strangers--;
+    return 0;
+}
+
+static int handle_seated(struct client *client, const struct lc_frame *head,
+                         const unsigned char *body)
+{
+    struct seat *seat = find_seat(client, head->room);
+    struct lc_number number;
+    struct lc_cause cause;
+
+    if (!seat)
+        return -EPROTO;
+    switch (head->type) {
+    case LC_FRAME_VOTE:
+        memcpy(&number, body, sizeof(number));
+        return lc_words_vote(seat->hosted->words, seat->record.rank, number.value) == -EINVAL
+                   ? -EPROTO
+                   : 0;
+    case LC_FRAME_ASK: return answer(seat, body);
+    case LC_FRAME_POST: return post(seat, head, body);
+    case LC_FRAME_ABORT:
+        memcpy(&cause, body, sizeof(cause));
+        leave(seat, -ECANCELED);
+        return 0;
+    case LC_FRAME_BYE: leave(seat, 0); return 0;
+    default: return -EPROTO;
+    }
+}
+
+static int handle(struct client *client, const struct lc_frame *head, const unsigned char *body)
+{
+    struct lc_join said;
+
+    if (!client->welcome)
+        return head->type == LC_FRAME_HELLO ? hello(client, body) : -EACCES;
+    if (head->type != LC_FRAME_JOIN)
+        return handle_seated(client, head, body);
+    memcpy(&said, body, sizeof(said));
+    return join(client, head->room, &said);
+}
+
+static void drop(struct client *client)
+{
+    struct client **at = &control.clients;
+
+    while (*at != client)
+        at = &(*at)->next;
+    *at = client->next;
+    control.n_clients--;
+    if (!client->welcome)
+        control.n_strangers--;
+    while (client->seats)
+        leave(client->seats, -ECONNRESET);
+    lc_conn_close(&client->conn);
+    free(client);
+}
+
+/* A stranger may fill no more than one HELLO; a known client one frame of any size and a read ahead. */
+static int serve(struct client *client)
+{
+    size_t limit = client->welcome ? 2 * LC_BLOB_MAX
+                                   : sizeof(struct lc_frame) + sizeof(struct lc_hello);
+    const unsigned char *body;
+    struct lc_frame head;
+    int err = lc_conn_read(&client->conn, limit);
+
+    if (err)
+        return err == -EAGAIN ? 0 : err;
+    while ((err = lc_conn_next(&client->conn, &head, &body)) > 0) {
+        err = handle(client, &head, body);
+        if (err)
+            return err;
+    }
+    return err;
+}
+
+void lc_arbiter_serve(struct client *client, short events)
+{
+    int err = 0;
+
+    if (events & (POLLIN | POLLHUP | POLLERR))
+        err = serve(client);
+    if (!err)
+        err = lc_conn_flush(&client->conn);
+    if (err) {
+        lc_debug("control connection dropped: %s", strerror(-err));
+        drop(client);
+    }
+}
+
+void lc_arbiter_accept(int fd, bool is_unix)
+{
+    struct client *client, *oldest = NULL;
+
+    if (control.n_strangers >= LC_STRANGERS) {
+        for (struct client *c = control.clients; c; c = c->next) { /* newest first */
+            if (!c->welcome)
+                oldest = c;
+        }
+        if (oldest)
+            drop(oldest);
+    }
+    client = control.n_clients < LC_CLIENTS ? calloc(1, sizeof(*client)) : NULL;
+    if (!client) {
+        close(fd);
+        return;
+    }
+    lc_conn_init(&client->conn, fd, is_unix);
+    client->hello_until = lc_deadline_in_ms(LC_HELLO_MS);
+    client->next = control.clients;
+    control.clients = client;
+    control.n_clients++;
+    control.n_strangers++;
+}
+
+void lc_arbiter_expire(void)
+{
+    struct client *next;
+
+    for (struct client *c = control.clients; c; c = next) {
+        next = c->next;
+        if (!c->welcome && lc_deadline_passed(c->hello_until))
+            drop(c);
+    }
+}
+
+void lc_arbiter_close_all(void)
+{
+    for (struct hosted *h = control.hosted; h; h = h->next)
+        tell_all(h, LC_FRAME_CLOSING, NULL, 0);
+}

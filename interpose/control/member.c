@@ -1,0 +1,692 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "interpose/control/control_internal.h"
+
+#include "common/log.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define NO_RANK UINT32_MAX
+
+enum room_state {
+    JOINING,
+    COMPLETE,
+    NEVER
+};
+
+struct blob {
+    struct blob *next;
+    uint32_t rank, key;
+    size_t size;
+    unsigned char data[];
+};
+
+struct lc_room {
+    struct lc_room *next; /* of its link */
+    struct link *link;    /* NULL: lost, or its process ended in order */
+    pid_t pid;            /* of the process that joined; a forked child's calls do nothing */
+    uint32_t id, nranks;
+    unsigned char key[LC_KEY_BYTES];
+    struct lc_record mine;
+    struct lc_record **records; /* by rank; complete before `state` says so, then constant */
+    struct blob *blobs;
+    uint64_t capabilities;  /* as records */
+    struct lc_words *words; /* as records; NULL: the arbiter is asked */
+    bool answered;
+    uint64_t answer;
+
+    /* Read by any thread without the lock. `state` is stored with release after what it announces. */
+    atomic_int state;
+    atomic_uint abort_word;     /* 0, then 1; set after `error` */
+    atomic_uint_fast64_t error; /* 0, then rank << 32 | errno; written once, under the lock */
+    atomic_uint_fast64_t voted; /* 0, then the vote; written once, under the lock */
+    atomic_int abort_wanted;    /* 0, then the caller's reason; taken by the control thread */
+};
+
+static void set_error(struct lc_room *room, uint32_t rank, int err)
+{
+    if (atomic_load(&room->error))
+        return;
+    atomic_store(&room->error, (uint64_t)rank << 32 | (uint32_t)-err);
+    atomic_store(&room->abort_word, 1);
+}
+
+/* ---- the connection to an arbiter ---- */
+
+static void tune(int fd)
+{
+    static const struct {
+        int level, name, value;
+    } options[] = {
+        {IPPROTO_TCP,  TCP_NODELAY,      1    },
+        { SOL_SOCKET,  SO_KEEPALIVE,     1    },
+        { IPPROTO_TCP, TCP_KEEPIDLE,     15   },
+        { IPPROTO_TCP, TCP_KEEPINTVL,    5    },
+        { IPPROTO_TCP, TCP_KEEPCNT,      3    },
+        { IPPROTO_TCP, TCP_USER_TIMEOUT, 30000},
+    };
+
+    for (size_t i = 0; i < sizeof(options) / sizeof(*options); i++)
+        (void)setsockopt(fd, options[i].level, options[i].name, &options[i].value, sizeof(int));
+}
+
+/* The arbiter's name may have been taken by a stranger: only a process of the same user is believed. */
+static int connect_unix(const struct lc_ticket *ticket)
+{
+    struct sockaddr_un addr = { .sun_family = AF_UNIX };
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    struct ucred peer;
+    socklen_t length = sizeof(peer);
+    char name[64];
+
+    if (fd < 0)
+        return -errno;
+    lc_unix_name(ticket, name);
+    memcpy(addr.sun_path + 1, name, strlen(name));
+    if (connect(fd, (struct sockaddr *)&addr,
+                (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(name))) != 0 ||
+        getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || peer.uid != geteuid()) {
+        close(fd);
+        return -ECONNREFUSED;
+    }
+    return fd;
+}
+
+static int connect_tcp(const struct lc_ticket *ticket)
+{
+    struct sockaddr_in v4 = { .sin_family = AF_INET, .sin_port = htons(ticket->port) };
+    struct sockaddr_in6 v6 = { .sin6_family = AF_INET6,
+                               .sin6_port = htons(ticket->port),
+                               .sin6_scope_id = ticket->scope };
+    bool is_v4 = ticket->family == 4;
+    int fd = socket(is_v4 ? AF_INET : AF_INET6, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    int err;
+
+    if (fd < 0)
+        return -errno;
+    memcpy(&v4.sin_addr, ticket->address, sizeof(v4.sin_addr));
+    memcpy(&v6.sin6_addr, ticket->address, sizeof(v6.sin6_addr));
+    tune(fd);
+    if (connect(fd, is_v4 ? (struct sockaddr *)&v4 : (struct sockaddr *)&v6,
+                is_v4 ? sizeof(v4) : sizeof(v6)) != 0 &&
+        errno != EINPROGRESS) {
+        err = -errno;
+        close(fd);
+        return err;
+    }
+    return fd;
+}
+
+static int open_link(const struct lc_ticket *ticket, struct link **out)
+{
+    struct lc_hello hello = { .version = LC_WIRE_VERSION, .pid = (uint32_t)getpid() };
+    struct link *link = calloc(1, sizeof(*link));
+    bool is_unix = true;
+    int fd;
+
+    if (!link)
+        return -ENOMEM;
+    fd = connect_unix(ticket);
+    if (fd < 0) {
+        is_unix = false;
+        fd = connect_tcp(ticket);
+    }
+    if (fd < 0) {
+        free(link);
+        return fd;
+    }
+    lc_conn_init(&link->conn, fd, is_unix);
+    link->ticket = *ticket;
+    link->connected = is_unix;
+    link->connect_until = lc_deadline_in_ms(LC_CONNECT_MS);
+    memcpy(hello.token, ticket->token, sizeof(hello.token));
+    (void)lc_conn_send(&link->conn, LC_FRAME_HELLO, 0, &hello, sizeof(hello), NULL, 0);
+    link->next = control.links;
+    control.links = link;
+    *out = link;
+    return 0;
+}
+
+static int find_link(const struct lc_ticket *ticket, struct link **out)
+{
+    for (struct link *l = control.links; l; l = l->next) {
+        if (!l->closing && l->ticket.port == ticket->port && l->ticket.family == ticket->family &&
+            l->ticket.scope == ticket->scope &&
+            memcmp(l->ticket.address, ticket->address, sizeof(ticket->address)) == 0) {
+            *out = l;
+            return 0;
+        }
+    }
+    return open_link(ticket, out);
+}
+
+bool lc_member_idle(const struct link *link)
+{
+    return !link->rooms && !lc_conn_wants_write(&link->conn);
+}
+
+void lc_member_drop(struct link *link, int reason)
+{
+    struct link **at = &control.links;
+
+    while (*at != link)
+        at = &(*at)->next;
+    *at = link->next;
+    for (struct lc_room *room = link->rooms, *next; room; room = next) {
+        next = room->next;
+        room->link = NULL;
+        room->next = NULL;
+        if (atomic_load(&room->state) == JOINING)
+            atomic_store(&room->state, NEVER);
+        if (!link->closing)
+            set_error(room, NO_RANK, reason);
+    }
+    lc_conn_close(&link->conn);
+    free(link);
+    pthread_cond_broadcast(&control.answered);
+}
+
+/* ---- what the arbiter says ---- */
+
+static int take_record(struct lc_room *room, const unsigned char *body)
+{
+    struct lc_record *record = malloc(sizeof(*record));
+
+    if (!record)
+        return -ENOMEM;
+    memcpy(record, body, sizeof(*record));
+    if (record->rank >= room->nranks || room->records[record->rank] ||
+        record->host[sizeof(record->host) - 1] != '\0' || atomic_load(&room->state) != JOINING) {
+        free(record);
+        return -EPROTO;
+    }
+    room->records[record->rank] = record;
+    return 0;
+}
+
+/* Without the words the arbiter is asked, which is slower and just as right. */
+static int take_seat(struct link *link, struct lc_room *room)
+{
+    int err;
+
+    if (link->conn.passed_fd < 0 || room->words)
+        return 0;
+    err = lc_words_map(link->conn.passed_fd, room->nranks, &room->words);
+    if (err)
+        lc_debug("the shared words cannot be mapped (%s); the arbiter will be asked",
+                 strerror(-err));
+    close(link->conn.passed_fd);
+    link->conn.passed_fd = -1;
+    return 0;
+}
+
+static int take_blob(struct lc_room *room, const struct lc_frame *head, const unsigned char *body)
+{
+    size_t size = head->length - sizeof(struct lc_blob_head);
+    struct lc_blob_head said;
+    struct blob *blob;
+
+    memcpy(&said, body, sizeof(said));
+    if (said.rank >= room->nranks)
+        return -EPROTO;
+    blob = malloc(sizeof(*blob) + size);
+    if (!blob)
+        return -ENOMEM;
+    *blob = (struct blob){ room->blobs, said.rank, said.key, size };
+    memcpy(blob->data, body + sizeof(said), size);
+    room->blobs = blob;
+    return 0;
+}
+
+static void take_refusal(struct lc_room *room, const struct lc_cause *cause)
+{
+    if (atomic_exchange(&room->state, NEVER) == NEVER)
+        return;
+    lc_warn(
+        "rank %u has %s than others of its communicator of %u ranks: all of its calls stay with NCCL",
+        cause->rank,
+        cause->reason == -EINVAL ? "other LOONGCOMM_ settings" : "another version of loongcomm",
+        room->nranks);
+}
+
+static struct lc_room *find_room(struct link *link, uint32_t id)
+{
+    for (struct lc_room *r = link->rooms; r; r = r->next) {
+        if (r->id == id)
+            return r;
+    }
+    return NULL;
+}
+
+static int handle(struct link *link, const struct lc_frame *head, const unsigned char *body)
+{
+    struct lc_room *room = find_room(link, head->room);
+    struct lc_number number = { 0 };
+    struct lc_cause cause = { 0 };
+
+    if (head->type == LC_FRAME_CLOSING)
+        link->closing = true;
+    if (!room) /* released a moment ago */
+        return 0;
+    if (head->length == sizeof(number)) {
+        memcpy(&number, body, sizeof(number));
+        memcpy(&cause, body, sizeof(cause));
+    }
+    switch (head->type) {
+    case LC_FRAME_CLOSING: return 0;
+    case LC_FRAME_SEAT: return take_seat(link, room);
+    case LC_FRAME_RECORD: return take_record(room, body);
+    case LC_FRAME_BLOB: return take_blob(room, head, body);
+    case LC_FRAME_REFUSED: take_refusal(room, &cause); return 0;
+    case LC_FRAME_NOTICE: set_error(room, cause.rank, cause.reason); return 0;
+    case LC_FRAME_COMPLETE:
+        room->capabilities = number.value;
+        atomic_store(&room->state, COMPLETE);
+        return 0;
+    case LC_FRAME_ANSWER:
+        room->answer = number.value;
+        room->answered = true;
+        pthread_cond_broadcast(&control.answered);
+        return 0;
+    default: return -EPROTO;
+    }
+}
+
+static int finish_connect(struct link *link)
+{
+    socklen_t length = sizeof(int);
+    int err = 0;
+
+    if (getsockopt(link->conn.fd, SOL_SOCKET, SO_ERROR, &err, &length) != 0)
+        err = errno;
+    link->connected = err == 0;
+    return -err;
+}
+
+static int serve(struct link *link)
+{
+    const unsigned char *body;
+    struct lc_frame head;
+    int err = lc_conn_read(&link->conn, 4 * LC_BLOB_MAX);
+
+    if (err)
+        return err == -EAGAIN ? 0 : err;
+    while ((err = lc_conn_next(&link->conn, &head, &body)) > 0) {
+        err = handle(link, &head, body);
+        if (err)
+            return err;
+    }
+    return err;
+}
+
+static void send_wanted_aborts(struct link *link)
+{
+    for (struct lc_room *r = link->rooms; r; r = r->next) {
+        struct lc_cause cause = { r->mine.rank, atomic_exchange(&r->abort_wanted, 0) };
+
+        if (cause.reason)
+            (void)lc_conn_send(&link->conn, LC_FRAME_ABORT, r->id, &cause, sizeof(cause), NULL, 0);
+    }
+}
+
+void lc_member_serve(struct link *link, short events)
+{
+    int err = 0;
+
+    if (!link->connected && (events & (POLLOUT | POLLERR | POLLHUP)))
+        err = finish_connect(link);
+    if (!err && link->connected && (events & (POLLIN | POLLHUP | POLLERR)))
+        err = serve(link);
+    send_wanted_aborts(link);
+    if (!err && link->connected)
+        err = lc_conn_flush(&link->conn);
+    if (!err && lc_member_idle(link))
+        err = -ECONNRESET; /* nobody needs it any more */
+    if (err)
+        lc_member_drop(link, err == -EPROTO ? err : -EPIPE);
+}
+
+void lc_member_expire(void)
+{
+    for (struct link *l = control.links, *next; l; l = next) {
+        next = l->next;
+        if (!l->connected && lc_deadline_passed(l->connect_until))
+            lc_member_drop(l, -EPIPE);
+    }
+}
+
+void lc_member_goodbye(void)
+{
+    for (struct link *l = control.links; l; l = l->next) {
+        for (struct lc_room *r = l->rooms; r; r = r->next)
+            (void)lc_conn_send(&l->conn, LC_FRAME_BYE, r->id, NULL, 0, NULL, 0);
+    }
+}
+
+/* The parent owns them; this process only lets go of the descriptors, so that the parent's death is seen. */
+void lc_member_forked(void)
+{
+    for (struct link *l = control.links; l; l = l->next) {
+        if (l->conn.fd >= 0)
+            close(l->conn.fd);
+    }
+    control.links = NULL;
+}
+
+/* ---- rooms ---- */
+
+static int join(struct link *link, const unsigned char key[LC_KEY_BYTES], uint32_t nranks,
+                const struct lc_record *mine, struct lc_room **out)
+{
+    struct lc_join said = { .nranks = nranks, .record = *mine };
+    struct lc_room *room = calloc(1, sizeof(*room));
+    int err;
+
+    if (!room)
+        return -ENOMEM;
+    room->records = calloc(nranks, sizeof(struct lc_record *));
+    if (!room->records) {
+        free(room);
+        return -ENOMEM;
+    }
+    room->pid = getpid();
+    room->nranks = nranks;
+    room->mine = *mine;
+    room->id = link->next_id++;
+    memcpy(room->key, key, LC_KEY_BYTES);
+    memcpy(said.key, key, LC_KEY_BYTES);
+    said.record.host[sizeof(said.record.host) - 1] = '\0';
+    err = lc_conn_send(&link->conn, LC_FRAME_JOIN, room->id, &said, sizeof(said), NULL, 0);
+    if (err) {
+        free(room->records);
+        free(room);
+        return err;
+    }
+    room->link = link;
+    room->next = link->rooms;
+    link->rooms = room;
+    lc_control_wake();
+    *out = room;
+    return 0;
+}
+
+static bool sane(uint32_t nranks, const struct lc_record *mine)
+{
+    return nranks > 0 && nranks <= LC_RANKS_MAX && mine->rank < nranks;
+}
+
+int lc_room_join(const char id[LC_ID_BYTES], uint32_t nranks, const struct lc_record *mine,
+                 struct lc_room **out)
+{
+    struct lc_ticket ticket;
+    struct link *link;
+    int err = lc_ticket_read(id, &ticket);
+
+    if (err)
+        return err;
+    if (!sane(nranks, mine))
+        return -EINVAL;
+    pthread_mutex_lock(&control.lock);
+    err = lc_control_start();
+    if (!err)
+        err = find_link(&ticket, &link);
+    if (!err)
+        err = join(link, ticket.token, nranks, mine, out);
+    pthread_mutex_unlock(&control.lock);
+    return err;
+}
+
+/* 64-bit finaliser of SplitMix64 (Steele, Lea, Flood 2014). Keys of children need to differ, not to be secret: only
+ * members that said a token may use them. */
+static uint64_t mix(uint64_t x)
+{
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+static void child_key(const unsigned char parent[LC_KEY_BYTES], uint64_t creation, uint32_t colour,
+                      unsigned char out[LC_KEY_BYTES])
+{
+    uint64_t half[2];
+
+    memcpy(half, parent, sizeof(half));
+    for (int i = 0; i < 2; i++) {
+        half[i] = mix(half[i] + 0x9e3779b97f4a7c15u * (uint64_t)(i + 1));
+        half[i] = mix(half[i] ^ creation);
+        half[i] = mix(half[i] + colour);
+    }
+    memcpy(out, half, sizeof(half));
+}
+
+int lc_room_join_child(struct lc_room *parent, uint64_t creation, uint32_t colour, uint32_t nranks,
+                       const struct lc_record *mine, struct lc_room **out)
+{
+    unsigned char key[LC_KEY_BYTES];
+    int err = -EPIPE;
+
+    if (!sane(nranks, mine))
+        return -EINVAL;
+    child_key(parent->key, creation, colour, key);
+    pthread_mutex_lock(&control.lock);
+    if (parent->pid != getpid())
+        err = -ECHILD;
+    else if (parent->link)
+        err = join(parent->link, key, nranks, mine, out);
+    pthread_mutex_unlock(&control.lock);
+    return err;
+}
+
+bool lc_room_complete(struct lc_room *room)
+{
+    return atomic_load_explicit(&room->state, memory_order_acquire) == COMPLETE;
+}
+
+const struct lc_record *lc_room_record(struct lc_room *room, uint32_t rank)
+{
+    return lc_room_complete(room) && rank < room->nranks ? room->records[rank] : NULL;
+}
+
+uint64_t lc_room_capabilities(struct lc_room *room)
+{
+    return lc_room_complete(room) ? room->capabilities : 0;
+}
+
+int lc_room_vote(struct lc_room *room, uint64_t from)
+{
+    struct lc_number number = { from };
+    uint64_t broken;
+    int err;
+
+    if (!lc_room_complete(room) || !lc_is_epoch(from))
+        return -EINVAL;
+    pthread_mutex_lock(&control.lock);
+    broken = atomic_load(&room->error);
+    if (broken)
+        err = -(int)(uint32_t)broken;
+    else if (atomic_load(&room->voted))
+        err = -EALREADY;
+    else if (room->words)
+        err = lc_words_vote(room->words, room->mine.rank, from);
+    else if (!room->link)
+        err = -EPIPE;
+    else
+        err = lc_conn_send(&room->link->conn, LC_FRAME_VOTE, room->id, &number, sizeof(number),
+                           NULL, 0);
+    if (!err) {
+        atomic_store(&room->voted, from);
+        lc_control_wake();
+    }
+    pthread_mutex_unlock(&control.lock);
+    return err;
+}
+
+/* With the lock held. One question of a room at a time: its calls are serialised. */
+static int ask(struct lc_room *room, const struct lc_ask *question, enum lc_verdict *out)
+{
+    struct lc_deadline until = lc_deadline_in_ms(LC_ASK_MS);
+    struct timespec ts = { until.at_ns / 1000000000, until.at_ns % 1000000000 };
+    int err;
+
+    if (!room->link)
+        return -EPIPE;
+    room->answered = false;
+    err = lc_conn_send(&room->link->conn, LC_FRAME_ASK, room->id, question, sizeof(*question), NULL,
+                       0);
+    if (err)
+        return err;
+    lc_control_wake();
+    while (!room->answered && room->link && err == 0)
+        err = pthread_cond_timedwait(&control.answered, &control.lock, &ts);
+    if (!room->answered)
+        return room->link ? -ETIMEDOUT : -EPIPE;
+    *out = room->answer == LC_COMMIT ? LC_COMMIT : LC_SKIP;
+    return 0;
+}
+
+static int decide_by_arbiter(struct lc_room *room, const struct lc_ask *question,
+                             enum lc_verdict *out)
+{
+    int err;
+
+    pthread_mutex_lock(&control.lock);
+    err = ask(room, question, out);
+    if (err)
+        set_error(room, NO_RANK, err);
+    pthread_mutex_unlock(&control.lock);
+    return err;
+}
+
+int lc_room_decide(struct lc_room *room, uint64_t index, enum lc_verdict *out)
+{
+    struct lc_ask question = { .index = index };
+    uint64_t voted = atomic_load(&room->voted);
+
+    if (!voted || voted > index || !lc_is_epoch(index) || room->pid != getpid())
+        return -EINVAL;
+    if (!room->words)
+        return decide_by_arbiter(room, &question, out);
+    *out = lc_words_decide(room->words, index);
+    return 0;
+}
+
+int lc_room_decide_pair(struct lc_room *room, uint32_t src, uint32_t dst, uint64_t index,
+                        enum lc_verdict *out)
+{
+    bool by_src = src == room->mine.rank;
+    struct lc_ask question = { 1, by_src, src, dst, index };
+
+    if (!lc_room_complete(room) || !lc_is_epoch(index) || src >= room->nranks ||
+        dst >= room->nranks || (room->mine.rank != src && room->mine.rank != dst) || src == dst ||
+        room->pid != getpid())
+        return -EINVAL;
+    if (!room->words)
+        return decide_by_arbiter(room, &question, out);
+    *out = lc_words_decide_pair(room->words, src, dst, by_src, index);
+    return 0;
+}
+
+int lc_room_post(struct lc_room *room, uint32_t key, const void *data, size_t size)
+{
+    struct lc_blob_head head = { room->mine.rank, key };
+    int err = -EPIPE;
+
+    if (size > LC_BLOB_MAX || !lc_room_complete(room))
+        return -EINVAL;
+    pthread_mutex_lock(&control.lock);
+    if (room->link)
+        err = lc_conn_send(&room->link->conn, LC_FRAME_POST, room->id, &head, sizeof(head), data,
+                           size);
+    if (!err)
+        lc_control_wake();
+    pthread_mutex_unlock(&control.lock);
+    return err;
+}
+
+int lc_room_look(struct lc_room *room, uint32_t rank, uint32_t key, void *data, size_t max,
+                 size_t *size)
+{
+    int err = -EAGAIN;
+
+    pthread_mutex_lock(&control.lock);
+    for (struct blob *b = room->blobs; b; b = b->next) {
+        if (b->rank != rank || b->key != key)
+            continue;
+        err = b->size <= max ? 0 : -ENOSPC;
+        if (!err) {
+            memcpy(data, b->data, b->size);
+            *size = b->size;
+        }
+        break;
+    }
+    pthread_mutex_unlock(&control.lock);
+    return err;
+}
+
+void lc_room_abort(struct lc_room *room, int reason)
+{
+    atomic_store(&room->abort_wanted, reason ? reason : 1);
+    atomic_store(&room->abort_word, 1);
+    lc_control_wake();
+}
+
+int lc_room_error(struct lc_room *room, uint32_t *rank)
+{
+    uint64_t error = atomic_load(&room->error);
+
+    if (!error || !atomic_load(&room->voted))
+        return 0;
+    if (rank)
+        *rank = (uint32_t)(error >> 32);
+    return -(int)(uint32_t)error;
+}
+
+const uint32_t *lc_room_abort_word(struct lc_room *room)
+{
+    _Static_assert(sizeof(room->abort_word) == sizeof(uint32_t), "kernels poll it as a plain word");
+    return (const uint32_t *)&room->abort_word;
+}
+
+static void leave(struct lc_room *room)
+{
+    struct lc_room **at = &room->link->rooms;
+    struct lc_cause cause = { room->mine.rank, atomic_exchange(&room->abort_wanted, 0) };
+    bool aborted = atomic_load(&room->abort_word) && !atomic_load(&room->error);
+
+    while (*at != room)
+        at = &(*at)->next;
+    *at = room->next;
+    if (cause.reason)
+        (void)lc_conn_send(&room->link->conn, LC_FRAME_ABORT, room->id, &cause, sizeof(cause), NULL,
+                           0);
+    else if (!aborted) /* else the control thread has told it already, which gave the seat back */
+        (void)lc_conn_send(&room->link->conn, LC_FRAME_BYE, room->id, NULL, 0, NULL, 0);
+    lc_control_wake();
+}
+
+void lc_room_release(struct lc_room *room)
+{
+    if (!room)
+        return;
+    if (room->pid == getpid()) {
+        pthread_mutex_lock(&control.lock);
+        if (room->link)
+            leave(room);
+        pthread_mutex_unlock(&control.lock);
+    }
+    lc_words_unmap(room->words);
+    for (uint32_t r = 0; r < room->nranks; r++)
+        free(room->records[r]);
+    free(room->records);
+    for (struct blob *b = room->blobs, *next; b; b = next) {
+        next = b->next;
+        free(b);
+    }
+    free(room);
+}
