@@ -348,8 +348,8 @@ static int serve(struct client *client)
 {
     size_t limit = client->welcome ? 2 * LC_BLOB_MAX
                                    : sizeof(struct lc_frame) + sizeof(struct lc_hello);
+    struct lc_frame head = { .type = LC_FRAME_HELLO };
     const unsigned char *body;
-    struct lc_frame head;
     int err = lc_conn_read(&client->conn, limit);
 
     if (err)
@@ -359,7 +359,7 @@ static int serve(struct client *client)
         if (err)
             return err;
     }
-    return err;
+    return !err && !client->welcome && head.type != LC_FRAME_HELLO ? -EACCES : err;
 }
 
 void lc_arbiter_serve(struct client *client, short events)

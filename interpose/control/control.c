@@ -114,8 +114,11 @@ static void accept_all(int listener, bool is_unix)
         if (is_unix &&
             (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || peer.uid != geteuid()))
             close(fd);
-        else
+        else {
+            if (!is_unix)
+                lc_conn_tune(fd);
             lc_arbiter_accept(fd, is_unix);
+        }
     }
 }
 

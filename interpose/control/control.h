@@ -41,8 +41,8 @@ struct lc_record {
 };
 
 enum lc_verdict {
-    LC_SKIP,   /* this epoch and all operations up to the next one go to NCCL */
-    LC_COMMIT, /* from this operation on, ours */
+    LC_VERDICT_SKIP,   /* this epoch and all operations up to the next one go to NCCL */
+    LC_VERDICT_COMMIT, /* from this operation on, ours */
 };
 
 struct lc_room;

@@ -79,7 +79,8 @@ struct control {
     pthread_mutex_t lock;
     pthread_cond_t answered; /* an ANSWER came or a link was lost */
     bool running;
-    int wake_fd; /* eventfd: the thread looks at everything again */
+    bool tcp_only; /* set by tests before first use: as if every member came from another host */
+    int wake_fd;   /* eventfd: the thread looks at everything again */
     int tcp_fd, unix_fd;
     struct lc_ticket endpoint; /* of this process's arbiter; port 0: not listening */
     struct client *clients;

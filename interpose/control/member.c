@@ -5,7 +5,6 @@
 
 #include <errno.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -59,23 +58,6 @@ static void set_error(struct lc_room *room, uint32_t rank, int err)
 
 /* ---- the connection to an arbiter ---- */
 
-static void tune(int fd)
-{
-    static const struct {
-        int level, name, value;
-    } options[] = {
-        {IPPROTO_TCP,  TCP_NODELAY,      1    },
-        { SOL_SOCKET,  SO_KEEPALIVE,     1    },
-        { IPPROTO_TCP, TCP_KEEPIDLE,     15   },
-        { IPPROTO_TCP, TCP_KEEPINTVL,    5    },
-        { IPPROTO_TCP, TCP_KEEPCNT,      3    },
-        { IPPROTO_TCP, TCP_USER_TIMEOUT, 30000},
-    };
-
-    for (size_t i = 0; i < sizeof(options) / sizeof(*options); i++)
-        (void)setsockopt(fd, options[i].level, options[i].name, &options[i].value, sizeof(int));
-}
-
 /* The arbiter's name may have been taken by a stranger: only a process of the same user is believed. */
 static int connect_unix(const struct lc_ticket *ticket)
 {
@@ -112,7 +94,7 @@ static int connect_tcp(const struct lc_ticket *ticket)
         return -errno;
     memcpy(&v4.sin_addr, ticket->address, sizeof(v4.sin_addr));
     memcpy(&v6.sin6_addr, ticket->address, sizeof(v6.sin6_addr));
-    tune(fd);
+    lc_conn_tune(fd);
     if (connect(fd, is_v4 ? (struct sockaddr *)&v4 : (struct sockaddr *)&v6,
                 is_v4 ? sizeof(v4) : sizeof(v6)) != 0 &&
         errno != EINPROGRESS) {
@@ -132,7 +114,7 @@ static int open_link(const struct lc_ticket *ticket, struct link **out)
 
     if (!link)
         return -ENOMEM;
-    fd = connect_unix(ticket);
+    fd = control.tcp_only ? -ENOTSUP : connect_unix(ticket);
     if (fd < 0) {
         is_unix = false;
         fd = connect_tcp(ticket);
@@ -546,7 +528,7 @@ static int ask(struct lc_room *room, const struct lc_ask *question, enum lc_verd
         err = pthread_cond_timedwait(&control.answered, &control.lock, &ts);
     if (!room->answered)
         return room->link ? -ETIMEDOUT : -EPIPE;
-    *out = room->answer == LC_COMMIT ? LC_COMMIT : LC_SKIP;
+    *out = room->answer == LC_VERDICT_COMMIT ? LC_VERDICT_COMMIT : LC_VERDICT_SKIP;
     return 0;
 }
 

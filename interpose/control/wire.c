@@ -2,6 +2,8 @@
 #include "interpose/control/wire.h"
 
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -88,6 +90,23 @@ static void append(struct lc_buffer *buf, const void *data, size_t length)
 }
 
 /* ---- connections ---- */
+
+void lc_conn_tune(int fd)
+{
+    static const struct {
+        int level, name, value;
+    } options[] = {
+        {IPPROTO_TCP,  TCP_NODELAY,      1    },
+        { SOL_SOCKET,  SO_KEEPALIVE,     1    },
+        { IPPROTO_TCP, TCP_KEEPIDLE,     15   },
+        { IPPROTO_TCP, TCP_KEEPINTVL,    5    },
+        { IPPROTO_TCP, TCP_KEEPCNT,      3    },
+        { IPPROTO_TCP, TCP_USER_TIMEOUT, 30000},
+    };
+
+    for (size_t i = 0; i < sizeof(options) / sizeof(*options); i++)
+        (void)setsockopt(fd, options[i].level, options[i].name, &options[i].value, sizeof(int));
+}
 
 void lc_conn_init(struct lc_conn *conn, int fd, bool is_unix)
 {

@@ -95,6 +95,9 @@ struct lc_conn {
 void lc_conn_init(struct lc_conn *conn, int fd, bool is_unix);
 void lc_conn_close(struct lc_conn *conn);
 
+/* For TCP: no delay, and a peer's machine that vanishes is noticed within half a minute. */
+void lc_conn_tune(int fd);
+
 /* Queues a frame; it is sent by lc_conn_flush. More than `cap` bytes waiting: -ENOBUFS, the peer is too slow.
  * pass_fd: -1, or a descriptor that goes with the frame (Unix only, not taken over). It is sent at once or not at
  * all: a queue that is not empty is flushed first and -EAGAIN returned if that is not possible. */
@@ -110,8 +113,8 @@ static inline bool lc_conn_wants_write(const struct lc_conn *conn)
 /* Reads what is there, at most `limit` bytes in the buffer at once. 0, -EAGAIN (nothing new), -ECONNRESET (end). */
 int lc_conn_read(struct lc_conn *conn, size_t limit);
 
-/* The next whole frame in the buffer: 1 and its head and body (valid until the next read), 0: incomplete, -EPROTO:
- * not a frame of the protocol. */
+/* The next whole frame in the buffer: 1 and its head and body (valid until the next read), 0: incomplete (the head
+ * is given if it is there already), -EPROTO: not a frame of the protocol. */
 int lc_conn_next(struct lc_conn *conn, struct lc_frame *head, const unsigned char **body);
 
 /* 0 if a frame of this type may have a body of this length. Pure; fuzzed. */

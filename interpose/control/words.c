@@ -124,7 +124,7 @@ static enum lc_verdict settle(_Atomic unsigned char *word, bool all_in)
 
     if (!atomic_compare_exchange_strong(word, &expected, mine))
         mine = expected;
-    return mine == COMMITTED ? LC_COMMIT : LC_SKIP;
+    return mine == COMMITTED ? LC_VERDICT_COMMIT : LC_VERDICT_SKIP;
 }
 
 enum lc_verdict lc_words_decide(struct lc_words *words, uint64_t index)
@@ -132,7 +132,7 @@ enum lc_verdict lc_words_decide(struct lc_words *words, uint64_t index)
     bool all_in = true;
 
     if (!lc_is_epoch(index))
-        return LC_SKIP;
+        return LC_VERDICT_SKIP;
     for (uint32_t r = 0; all_in && r < words->nranks; r++)
         all_in = counts(atomic_load(&words->voted[r]), index);
     return settle(&words->word[__builtin_ctzll(index)], all_in);
@@ -145,7 +145,7 @@ enum lc_verdict lc_words_decide_pair(struct lc_words *words, uint32_t src, uint3
     uint64_t none = 0;
 
     if (!words->pairs || src >= words->nranks || dst >= words->nranks || !lc_is_epoch(index))
-        return LC_SKIP;
+        return LC_VERDICT_SKIP;
     pair = &words->pairs[(size_t)src * words->nranks + dst];
     (void)atomic_compare_exchange_strong(&pair->voted[by_src ? 0 : 1], &none, index);
     return settle(&pair->word[__builtin_ctzll(index)],

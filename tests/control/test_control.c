@@ -1,0 +1,544 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The control plane alone: ranks are processes (forked before first use) or threads. Argument "tcp": members act as if
+ * they came from another host.
+ */
+#include "tests/check.h"
+
+#include "common/deadline.h"
+#include "common/log.h"
+#include "interpose/control/control_internal.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define RANKS 4
+#define OPS   64
+
+static bool tcp_only;
+
+/* Shared by the processes of one case; `id` is written by rank 0 before `ready`. */
+static struct board {
+    char id[LC_ID_BYTES];
+    atomic_int ready;
+    atomic_int arrived[8];
+    atomic_int verdict[OPS + 1]; /* 0: nobody yet, else 1 + verdict */
+} * board;
+
+static void sleep_ms(int ms)
+{
+    (void)poll(NULL, 0, ms);
+}
+
+/* Waits for a condition that other ranks bring about; a test that waits longer has failed. */
+#define WAIT_FOR(cond)                                        \
+    do {                                                      \
+        struct lc_deadline until_ = lc_deadline_in_ms(20000); \
+        while (!(cond)) {                                     \
+            CHECK(!lc_deadline_passed(until_));               \
+            sleep_ms(1);                                      \
+        }                                                     \
+    } while (0)
+
+/* All ranks wait for each other; each number is used once a case. */
+static void meet(int number, int n)
+{
+    atomic_fetch_add(&board->arrived[number], 1);
+    WAIT_FOR(atomic_load(&board->arrived[number]) >= n);
+}
+
+static struct lc_record record_of(uint32_t rank)
+{
+    struct lc_record record = { .version = 1,
+                                .rank = rank,
+                                .pid = (uint32_t)getpid(),
+                                .settings_hash = 7,
+                                .capabilities = 0xf0f0u | rank,
+                                .host = "here" };
+
+    return record;
+}
+
+static void get_id(uint32_t rank)
+{
+    if (rank == 0) {
+        memset(board->id, 0, sizeof(board->id));
+        CHECK(lc_control_stamp(board->id) == 0);
+        atomic_store(&board->ready, 1);
+    }
+    WAIT_FOR(atomic_load(&board->ready));
+}
+
+static struct lc_room *join(uint32_t rank, uint32_t n)
+{
+    struct lc_record mine = record_of(rank);
+    struct lc_room *room = NULL;
+
+    get_id(rank);
+    CHECK(lc_room_join(board->id, n, &mine, &room) == 0);
+    return room;
+}
+
+typedef void rank_fn(uint32_t rank);
+
+static void run_processes(const char *name, rank_fn *fn, int n)
+{
+    pid_t pids[RANKS];
+    int bad = 0;
+
+    memset(board, 0, sizeof(*board));
+    for (int r = 0; r < n; r++) {
+        pids[r] = fork();
+        CHECK(pids[r] >= 0);
+        if (pids[r] == 0) {
+            alarm(60);
+            fn((uint32_t)r);
+            lc_control_fini();
+            _exit(0);
+        }
+    }
+    for (int r = 0; r < n; r++) {
+        int status;
+
+        CHECK(waitpid(pids[r], &status, 0) == pids[r]);
+        if (!WIFEXITED(status) || WEXITSTATUS(status) > 1) {
+            fprintf(stderr, "%s: rank %d ended with status %x\n", name, r, status);
+            bad++;
+        }
+    }
+    CHECK(bad == 0);
+    printf("%s: ok\n", name);
+}
+
+/* Calls OPS operations, voting before operation `vote_at`; checks the verdicts against everybody else's. */
+static void walk(struct lc_room *room, uint32_t rank, int vote_at)
+{
+    bool voted = false, committed = false;
+    unsigned seed = rank * 77 + 1;
+
+    for (uint64_t op = 1; op <= OPS; op++) {
+        int mine, expected = 0;
+
+        if (!voted && (int)op >= vote_at && lc_room_complete(room))
+            voted = lc_room_vote(room, lc_next_epoch(op - 1)) == 0;
+        if (voted && !committed && lc_is_epoch(op)) {
+            enum lc_verdict verdict = LC_VERDICT_SKIP;
+
+            CHECK(lc_room_decide(room, op, &verdict) == 0);
+            committed = verdict == LC_VERDICT_COMMIT;
+        }
+        mine = committed ? 2 : 1;
+        if (!atomic_compare_exchange_strong(&board->verdict[op], &expected, mine))
+            CHECK(expected == mine);
+        if (rand_r(&seed) % 4 == 0)
+            sleep_ms(rand_r(&seed) % 3);
+    }
+}
+
+static void commits_when_all_voted(uint32_t rank)
+{
+    struct lc_room *room = join(rank, RANKS);
+    enum lc_verdict verdict;
+
+    WAIT_FOR(lc_room_complete(room));
+    CHECK((lc_room_capabilities(room) & 0xf0f0) == 0xf0f0);
+    CHECK(lc_room_record(room, (rank + 1) % RANKS)->rank == (rank + 1) % RANKS);
+    CHECK(lc_room_vote(room, 1) == 0 && lc_room_vote(room, 2) == -EALREADY);
+    meet(0, RANKS);
+    if (tcp_only) /* the votes of others may still be on their way */
+        sleep_ms(100);
+    meet(1, RANKS);
+    CHECK(lc_room_decide(room, 1, &verdict) == 0 && verdict == LC_VERDICT_COMMIT);
+    CHECK(lc_room_decide(room, 3, &verdict) == -EINVAL);
+    CHECK(lc_room_error(room, NULL) == 0);
+    meet(2, RANKS);
+    lc_room_release(room);
+}
+
+static void ranks_that_run_apart_decide_alike(uint32_t rank)
+{
+    struct lc_room *room = join(rank, RANKS);
+
+    walk(room, rank, (int)rank * 5 + 1);
+    meet(0, RANKS);
+    CHECK(lc_room_error(room, NULL) == 0);
+    lc_room_release(room);
+}
+
+static void a_rank_that_never_votes_keeps_all_with_nccl(uint32_t rank)
+{
+    struct lc_room *room = join(rank, RANKS);
+
+    walk(room, rank, rank == 2 ? OPS + 1 : 1);
+    CHECK(atomic_load(&board->verdict[OPS]) == 1);
+    meet(0, RANKS);
+    lc_room_release(room);
+}
+
+static void a_rank_without_the_library_keeps_all_with_nccl(uint32_t rank)
+{
+    struct lc_room *room = rank == 3 ? NULL : join(rank, RANKS);
+
+    if (room) {
+        walk(room, rank, 1);
+        CHECK(!lc_room_complete(room));
+    }
+    meet(0, RANKS);
+    lc_room_release(room);
+}
+
+static void other_settings_or_versions_are_named(uint32_t rank)
+{
+    struct lc_record mine = record_of(rank);
+    struct lc_room *room = NULL;
+
+    mine.settings_hash += rank == 1;
+    get_id(rank);
+    CHECK(lc_room_join(board->id, RANKS, &mine, &room) == 0);
+    meet(0, RANKS);
+    sleep_ms(100);
+    CHECK(!lc_room_complete(room) && lc_room_vote(room, 1) == -EINVAL);
+    meet(1, RANKS);
+    lc_room_release(room);
+}
+
+static void a_death_after_the_vote_is_an_error_within_a_second(uint32_t rank)
+{
+    struct lc_room *room = join(rank, RANKS);
+    struct lc_deadline until;
+    uint32_t who = 99;
+
+    WAIT_FOR(lc_room_complete(room));
+    CHECK(lc_room_vote(room, 1) == 0);
+    meet(0, RANKS);
+    if (rank == 1)
+        _exit(0); /* without goodbye */
+    until = lc_deadline_in_ms(1000);
+    while (!lc_room_error(room, &who))
+        CHECK(!lc_deadline_passed(until));
+    CHECK(lc_room_error(room, &who) == -ECONNRESET && who == 1 && *lc_room_abort_word(room) == 1);
+    meet(1, RANKS - 1);
+    lc_room_release(room);
+}
+
+static void the_arbiters_death_is_an_error_only_after_a_vote(uint32_t rank)
+{
+    struct lc_room *room = join(rank, RANKS);
+    enum lc_verdict verdict;
+
+    WAIT_FOR(lc_room_complete(room));
+    if (rank != 3)
+        CHECK(lc_room_vote(room, 1) == 0);
+    meet(0, RANKS);
+    if (rank == 0)
+        _exit(0);
+    if (rank == 3) {
+        sleep_ms(300);
+        CHECK(lc_room_error(room, NULL) == 0 && lc_room_vote(room, 2) != 0);
+    } else {
+        WAIT_FOR(lc_room_error(room, NULL));
+        if (tcp_only)
+            CHECK(lc_room_decide(room, 2, &verdict) == -EPIPE);
+    }
+    meet(1, RANKS - 1);
+    lc_room_release(room);
+}
+
+static void an_orderly_end_of_the_arbiter_is_no_error(uint32_t rank)
+{
+    struct lc_room *room = join(rank, RANKS);
+
+    WAIT_FOR(lc_room_complete(room));
+    CHECK(lc_room_vote(room, 1) == 0);
+    meet(0, RANKS);
+    if (rank == 0)
+        return; /* with the room still held */
+    sleep_ms(400);
+    CHECK(lc_room_error(room, NULL) == 0);
+    meet(1, RANKS - 1);
+    lc_room_release(room);
+}
+
+static void an_abort_reaches_everybody(uint32_t rank)
+{
+    struct lc_room *room = join(rank, RANKS);
+
+    WAIT_FOR(lc_room_complete(room));
+    CHECK(lc_room_vote(room, 1) == 0);
+    meet(0, RANKS);
+    if (rank == 2)
+        lc_room_abort(room, 5);
+    else
+        WAIT_FOR(lc_room_error(room, NULL) == -ECANCELED);
+    CHECK(*lc_room_abort_word(room) == 1);
+    meet(1, RANKS);
+    lc_room_release(room);
+}
+
+static void pairs_commit_alike(uint32_t rank)
+{
+    struct lc_room *room = join(rank, RANKS);
+    unsigned seed = rank + 5;
+    bool committed = false;
+
+    WAIT_FOR(lc_room_complete(room));
+    for (uint64_t op = 1; rank < 2 && op <= OPS; op++) { /* messages from rank 0 to rank 1 */
+        bool ready = op > (rank ? 9 : 3);
+        enum lc_verdict verdict = LC_VERDICT_SKIP;
+        int expected = 0;
+
+        if (ready && !committed && lc_is_epoch(op))
+            CHECK(lc_room_decide_pair(room, 0, 1, op, &verdict) == 0);
+        committed |= verdict == LC_VERDICT_COMMIT;
+        if (!atomic_compare_exchange_strong(&board->verdict[op], &expected, committed ? 2 : 1))
+            CHECK(expected == (committed ? 2 : 1));
+        sleep_ms(rand_r(&seed) % 3);
+    }
+    if (rank == 0)
+        CHECK(lc_room_decide_pair(room, 1, 2, 1, &(enum lc_verdict){ 0 }) == -EINVAL);
+    meet(0, RANKS);
+    CHECK(lc_room_error(room, NULL) == 0);
+    lc_room_release(room);
+}
+
+static void children_and_blobs(uint32_t rank)
+{
+    struct lc_room *room = join(rank, RANKS), *child = NULL;
+    struct lc_record mine = record_of(rank / 2);
+    char text[8] = "", big[4];
+    size_t size;
+
+    WAIT_FOR(lc_room_complete(room));
+    CHECK(lc_room_join_child(room, 1, rank % 2, RANKS / 2, &mine, &child) == 0);
+    WAIT_FOR(lc_room_complete(child));
+    CHECK(lc_room_post(child, 3, "seven!", 7) == 0);
+    WAIT_FOR(lc_room_look(child, 1 - rank / 2, 3, text, sizeof(text), &size) == 0);
+    CHECK(size == 7 && strcmp(text, "seven!") == 0);
+    CHECK(lc_room_look(child, 1 - rank / 2, 3, big, sizeof(big), &size) == -ENOSPC);
+    CHECK(lc_room_look(child, 1 - rank / 2, 4, text, sizeof(text), &size) == -EAGAIN);
+    meet(0, RANKS);
+    lc_room_release(room); /* the parent may go first */
+    CHECK(lc_room_error(child, NULL) == 0);
+    lc_room_release(child);
+}
+
+static int count_entries(const char *folder)
+{
+    DIR *dir = opendir(folder);
+    int count = 0;
+
+    CHECK(dir);
+    while (readdir(dir))
+        count++;
+    closedir(dir);
+    return count;
+}
+
+static void a_thousand_rooms_leave_nothing(uint32_t rank)
+{
+    struct lc_record mine = record_of(rank);
+    int fds = 0, threads = 0;
+
+    for (int i = 0; i < 1000; i++) {
+        struct lc_room *room = NULL;
+
+        if (rank == 0) {
+            CHECK(lc_control_stamp(board->id) == 0);
+            atomic_store(&board->ready, i + 1);
+        }
+        WAIT_FOR(atomic_load(&board->ready) == i + 1);
+        CHECK(lc_room_join(board->id, 2, &mine, &room) == 0);
+        WAIT_FOR(lc_room_complete(room));
+        lc_room_release(room);
+        atomic_fetch_add(&board->arrived[0], 1);
+        WAIT_FOR(atomic_load(&board->arrived[0]) >= 2 * (i + 1));
+        if (i == 10) {
+            fds = count_entries("/proc/self/fd");
+            threads = count_entries("/proc/self/task");
+        }
+    }
+    WAIT_FOR(count_entries("/proc/self/fd") <= fds);
+    CHECK(count_entries("/proc/self/task") == threads);
+}
+
+static int connect_raw(void)
+{
+    struct lc_ticket ticket;
+    struct sockaddr_in addr = { .sin_family = AF_INET };
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    CHECK(fd >= 0 && lc_ticket_read(board->id, &ticket) == 0);
+    addr.sin_port = htons(ticket.port);
+    memcpy(&addr.sin_addr, ticket.address, 4);
+    CHECK(connect(fd, (struct sockaddr *)&addr, sizeof(addr)) == 0);
+    return fd;
+}
+
+static bool closed_within(int fd, int ms)
+{
+    struct pollfd p = { fd, POLLIN, 0 };
+    char byte;
+
+    return poll(&p, 1, ms) == 1 && recv(fd, &byte, 1, 0) <= 0;
+}
+
+/* Strangers: garbage, a wrong token, a JOIN without HELLO, silence in great number, a known client that talks nonsense. */
+static void strangers_are_shown_out_and_harm_nobody(uint32_t rank)
+{
+    struct lc_frame head = { LC_WIRE_MAGIC, LC_FRAME_HELLO, 0, 0, sizeof(struct lc_hello) };
+    struct lc_room *room = join(rank, 2);
+    struct lc_hello hello = { .version = 1 };
+    struct lc_ticket ticket;
+    int silent[LC_STRANGERS + 8];
+
+    CHECK(lc_ticket_read(board->id, &ticket) == 0);
+    if (rank == 1) {
+        int fd = connect_raw();
+
+        CHECK(send(fd, "GET / HTTP/1.0\r\n\r\n", 18, MSG_NOSIGNAL) == 18 &&
+              closed_within(fd, 2000));
+        close(fd);
+        fd = connect_raw();
+        CHECK(send(fd, &head, sizeof(head), MSG_NOSIGNAL) > 0);
+        CHECK(send(fd, &hello, sizeof(hello), MSG_NOSIGNAL) > 0 && closed_within(fd, 2000));
+        close(fd);
+        fd = connect_raw();
+        head.type = LC_FRAME_JOIN;
+        head.length = sizeof(struct lc_join);
+        CHECK(send(fd, &head, sizeof(head), MSG_NOSIGNAL) > 0);
+        CHECK(send(fd, &(struct lc_join){ 0 }, sizeof(struct lc_join), MSG_NOSIGNAL) > 0 &&
+              closed_within(fd, 2000));
+        close(fd);
+        fd = connect_raw(); /* a known client that then talks nonsense */
+        head.type = LC_FRAME_HELLO;
+        head.length = sizeof(hello);
+        memcpy(hello.token, ticket.token, sizeof(hello.token));
+        CHECK(send(fd, &head, sizeof(head), MSG_NOSIGNAL) > 0 &&
+              send(fd, &hello, sizeof(hello), MSG_NOSIGNAL) > 0);
+        head.type = LC_FRAME_VOTE;
+        head.length = 8;
+        CHECK(send(fd, &head, sizeof(head), MSG_NOSIGNAL) > 0 &&
+              send(fd, "12345678", 8, MSG_NOSIGNAL) > 0);
+        CHECK(closed_within(fd, 2000));
+        close(fd);
+        for (int i = 0; i < LC_STRANGERS + 8; i++)
+            silent[i] = connect_raw();
+        CHECK(closed_within(silent[0], 2000)); /* gave way */
+        CHECK(
+            closed_within(silent[LC_STRANGERS + 7], LC_HELLO_MS + 3000)); /* said nothing in time */
+    }
+    WAIT_FOR(lc_room_complete(room));
+    CHECK(lc_room_vote(room, 1) == 0);
+    meet(0, 2);
+    CHECK(lc_room_error(room, NULL) == 0);
+    lc_room_release(room);
+}
+
+static void a_forked_child_is_no_member(uint32_t rank)
+{
+    struct lc_room *room = join(rank, 2);
+    enum lc_verdict verdict;
+    int status;
+    pid_t pid;
+
+    WAIT_FOR(lc_room_complete(room));
+    CHECK(lc_room_vote(room, 1) == 0);
+    pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        struct lc_record mine = record_of(0);
+        struct lc_room *own = NULL;
+        char id[LC_ID_BYTES] = "";
+
+        CHECK(lc_room_decide(room, 1, &verdict) == -EINVAL);
+        lc_room_release(room);
+        CHECK(lc_control_stamp(id) == 0 && lc_room_join(id, 1, &mine, &own) == 0);
+        WAIT_FOR(lc_room_complete(own));
+        lc_room_release(own);
+        _exit(0);
+    }
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+    CHECK(lc_room_error(room, NULL) == 0);
+    meet(0, 2);
+    lc_room_release(room);
+}
+
+static void an_id_without_a_ticket_is_left_alone(uint32_t rank)
+{
+    struct lc_record mine = record_of(rank);
+    char id[LC_ID_BYTES] = "something else";
+    struct lc_room *room = NULL;
+
+    CHECK(lc_room_join(id, 2, &mine, &room) == -ENOENT && !room);
+    CHECK(lc_control_stamp(id) == 0);
+    CHECK(memcmp(id, "something else", 14) == 0);
+    id[70] ^= 1;
+    CHECK(lc_room_join(id, 2, &mine, &room) == -ENOENT);
+    id[70] ^= 1;
+    CHECK(lc_room_join(id, 0, &mine, &room) == -EINVAL);
+    CHECK(lc_room_join(id, 2, &mine, &room) == 0);
+    lc_room_release(room);
+}
+
+static void *thread_rank(void *arg)
+{
+    uint32_t rank = (uint32_t)(uintptr_t)arg;
+    struct lc_room *room = join(rank, RANKS);
+
+    WAIT_FOR(lc_room_complete(room));
+    walk(room, rank, (int)rank * 7 + 1);
+    meet(0, RANKS);
+    CHECK(lc_room_error(room, NULL) == 0);
+    lc_room_release(room);
+    return NULL;
+}
+
+static void threads_as_ranks(void)
+{
+    pthread_t threads[RANKS];
+
+    memset(board, 0, sizeof(*board));
+    for (uintptr_t r = 0; r < RANKS; r++)
+        CHECK(pthread_create(&threads[r], NULL, thread_rank, (void *)r) == 0);
+    for (int r = 0; r < RANKS; r++)
+        CHECK(pthread_join(threads[r], NULL) == 0);
+    printf("threads_as_ranks: ok\n");
+}
+
+#define RUN(fn, n) run_processes(#fn, fn, n)
+
+int main(int argc, char **argv)
+{
+    tcp_only = argc > 1 && strcmp(argv[argc - 1], "tcp") == 0;
+    control.tcp_only = tcp_only;
+    board = mmap(NULL, sizeof(*board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(board != MAP_FAILED);
+    setvbuf(stdout, NULL, _IONBF, 0);
+    if (argc > 1 && strcmp(argv[1], "threads") == 0) {
+        threads_as_ranks();
+        return 0;
+    }
+    RUN(an_id_without_a_ticket_is_left_alone, 1);
+    RUN(commits_when_all_voted, RANKS);
+    RUN(ranks_that_run_apart_decide_alike, RANKS);
+    RUN(a_rank_that_never_votes_keeps_all_with_nccl, RANKS);
+    RUN(a_rank_without_the_library_keeps_all_with_nccl, RANKS);
+    RUN(other_settings_or_versions_are_named, RANKS);
+    RUN(a_death_after_the_vote_is_an_error_within_a_second, RANKS);
+    RUN(the_arbiters_death_is_an_error_only_after_a_vote, RANKS);
+    RUN(an_orderly_end_of_the_arbiter_is_no_error, RANKS);
+    RUN(an_abort_reaches_everybody, RANKS);
+    RUN(pairs_commit_alike, RANKS);
+    RUN(children_and_blobs, RANKS);
+    RUN(a_thousand_rooms_leave_nothing, 2);
+    RUN(strangers_are_shown_out_and_harm_nobody, 2);
+    RUN(a_forked_child_is_no_member, 2);
+    return 0;
+}
