@@ -62,6 +62,22 @@ static int parse_report(const char *text, void *field)
     return 0;
 }
 
+static int parse_wire(const char *text, void *field)
+{
+    static const char *const names[] = { "data", "bf16", "bf16-accurate" };
+    int index = choice(text, names, sizeof(names) / sizeof(*names));
+
+    if (index < 0)
+        return -EINVAL;
+    *(enum lc_wire *)field = (enum lc_wire)index;
+    return 0;
+}
+
+static int parse_size(const char *text, void *field)
+{
+    return lc_parse_size(text, field);
+}
+
 /* The text is a copy that the caller keeps for the life of the process. */
 static int parse_path(const char *text, void *field)
 {
@@ -73,6 +89,8 @@ static int parse_path(const char *text, void *field)
 #define ACCEPTS_level  "error, warn, info, debug or trace"
 #define ACCEPTS_report "off, text or json"
 #define ACCEPTS_path   "a path"
+#define ACCEPTS_size   "a number, k, m or g behind it"
+#define ACCEPTS_wire   "data, bf16 or bf16-accurate"
 
 static const struct entry {
     const char *name;
@@ -294,6 +312,33 @@ size_t lc_config_list(struct lc_config_entry *out, size_t max)
             (void)snprintf(out[i].origin, sizeof(out[i].origin), given ? "environment" : "default");
     }
     return N_ENTRIES;
+}
+
+/* FNV-1a (Fowler, Noll, Vo) over the fields' bytes; fields have no padding. */
+static uint64_t hash_bytes(uint64_t hash, const void *data, size_t length)
+{
+    const unsigned char *p = data;
+
+    while (length--)
+        hash = (hash ^ *p++) * 0x100000001b3u;
+    return hash;
+}
+
+uint64_t lc_config_hash(const struct lc_config *config)
+{
+    uint64_t hash = 0xcbf29ce484222325u;
+
+#define LC_CONF(type, field, name, dflt, help)
+#define LC_CONF_AGREED(type, field, name, dflt, help) \
+    hash = hash_bytes(hash, &config->field, sizeof(config->field));
+#include "common/config.def"
+#undef LC_CONF
+    return hash;
+}
+
+bool lc_environment_has(const char *name)
+{
+    return getenv(name) != NULL;
 }
 
 int lc_parse_size(const char *text, size_t *out)

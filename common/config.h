@@ -6,6 +6,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 enum lc_report_kind {
     LC_REPORT_OFF,
@@ -13,7 +14,16 @@ enum lc_report_kind {
     LC_REPORT_JSON,
 };
 
+/* How fp32 data of all-reduce and reduce-scatter travels. */
+enum lc_wire {
+    LC_WIRE_DATA,
+    LC_WIRE_BF16,
+    LC_WIRE_BF16_ACCURATE,
+};
+
 typedef bool lc_conf_bool;
+typedef size_t lc_conf_size;
+typedef enum lc_wire lc_conf_wire;
 typedef const char *lc_conf_path; /* owned by the struct, never NULL */
 typedef enum lc_log_level lc_conf_level;
 typedef enum lc_report_kind lc_conf_report;
@@ -42,6 +52,12 @@ int lc_config_load(struct lc_config *out);
 /* The settings in table order, from the same sources as lc_config_load and without logging. Returns
  * their number; entries beyond `max` are not written. */
 size_t lc_config_list(struct lc_config_entry *out, size_t max);
+
+/* Of the settings that all ranks must share (LC_CONF_AGREED). */
+uint64_t lc_config_hash(const struct lc_config *config);
+
+/* True if the program's environment has this variable, one of another library. */
+bool lc_environment_has(const char *name);
 
 /* "64k" -> 65536: digits, then nothing or one of k, m, g (powers of 1024). Also used by the tools.
  * 0, or -EINVAL and *out unchanged. */

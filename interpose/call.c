@@ -3,6 +3,7 @@
 
 #include "interpose/comm.h"
 #include "interpose/loongcomm.h"
+#include "interpose/route.h"
 
 ncclResult_t lc_call_missing(const struct lc_real *real, const char *name, unsigned char *said)
 {
@@ -27,6 +28,8 @@ bool lc_call_enter(struct lc_op *op, const struct lc_real *real)
     lc_thread.inside = true;
     op->comm = lc_comm_get_or_adopt(op->handle, real);
     lc_thread.ops++;
+    if (op->comm && op->comm->agree)
+        lc_route(op, real);
     return true;
 }
 
@@ -35,12 +38,13 @@ ncclResult_t lc_call_leave(struct lc_op *op, ncclResult_t result)
     struct lc_comm *comm = op->comm;
 
     lc_thread.inside = false;
-    if (!comm)
+    if (!comm || op->gathered)
         return result;
     if (lc_accepted(result)) {
         uint64_t bytes = lc_op_bytes(op, comm->facts.ranks);
 
-        lc_ledger_add(&comm->ledger, op->kind, LC_NCCL_NO_FASTER_PATH, bytes, bytes);
+        lc_ledger_add(&comm->ledger, op->kind, (enum lc_outcome)op->outcome, bytes,
+                      op->outcome == LC_CAST_BF16 ? bytes / 2 : bytes);
         lc_trace("%s of %zu elements on communicator %lld", lc_op_name(op->kind), op->count,
                  (long long)comm->number);
     }

@@ -4,9 +4,11 @@
 #include "common/deadline.h"
 #include "common/log.h"
 #include "interpose/process.h"
+#include "interpose/reduce.h"
 
 #include <sched.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define CHUNK      64
 #define CHUNKS     (LC_COMM_MAX / CHUNK)
@@ -146,6 +148,11 @@ static void retire(struct lc_comm *comm)
 {
     uint32_t at;
 
+    lc_reducer_free(comm->reducer, atomic_load_explicit(&comm->aborted, memory_order_relaxed));
+    comm->reducer = NULL;
+    lc_agree_free(comm->agree);
+    comm->agree = NULL;
+
     if (lc_ledger_calls(&comm->ledger)) {
         at = atomic_load_explicit(&kept_count, memory_order_relaxed);
         while (at < LC_COMM_KEPT) {
@@ -223,9 +230,14 @@ static struct slot *slot_of(uintptr_t key, bool make)
     return make ? vacant : NULL;
 }
 
-static void prepare(struct lc_comm *comm, uintptr_t key, const struct lc_comm_facts *facts)
+static void prepare(struct lc_comm *comm, uintptr_t key, const struct lc_comm_facts *facts,
+                    struct lc_agree *agree)
 {
     lc_ledger_clear(&comm->ledger);
+    comm->agree = agree;
+    comm->no_setup = false;
+    memset(&comm->redops, 0, sizeof(comm->redops));
+    atomic_store_explicit(&comm->aborted, false, memory_order_relaxed);
     comm->facts = *facts;
     comm->number = atomic_fetch_add_explicit(&numbers, 1, memory_order_relaxed);
     atomic_store_explicit(&comm->device, facts->device, memory_order_relaxed);
@@ -242,8 +254,9 @@ static void warn_full(void)
 
 /* Puts an entry with `refs` references in. An entry that is there already is kept, or replaced: *old then
  * holds it, with the reference that the table had. Returns the entry that now stands for the handle. */
-static struct lc_comm *put_in(uintptr_t key, const struct lc_comm_facts *facts, uint32_t refs,
-                              bool replace, struct lc_comm **old)
+static struct lc_comm *put_in(uintptr_t key, const struct lc_comm_facts *facts,
+                              struct lc_agree *agree, uint32_t refs, bool replace,
+                              struct lc_comm **old)
 {
     struct lc_comm *comm = take_entry();
     struct lc_comm *there = NULL;
@@ -251,7 +264,7 @@ static struct lc_comm *put_in(uintptr_t key, const struct lc_comm_facts *facts, 
 
     *old = NULL;
     if (comm)
-        prepare(comm, key, facts);
+        prepare(comm, key, facts, agree);
     if (!comm || !change_begin()) {
         warn_full();
         if (comm)
@@ -285,13 +298,12 @@ static void close_entry(struct lc_comm *comm)
     lc_comm_put(comm);
 }
 
-void lc_comm_add(ncclComm_t handle, const struct lc_comm_facts *facts)
+void lc_comm_add(ncclComm_t handle, const struct lc_comm_facts *facts, struct lc_agree *agree)
 {
-    struct lc_comm *old;
+    struct lc_comm *old = NULL;
 
-    if ((uintptr_t)handle <= USED_ONCE)
-        return;
-    (void)put_in((uintptr_t)handle, facts, 1, true, &old);
+    if ((uintptr_t)handle <= USED_ONCE || !put_in((uintptr_t)handle, facts, agree, 1, true, &old))
+        lc_agree_free(agree);
     if (old)
         close_entry(old);
 }
@@ -347,7 +359,7 @@ struct lc_comm *lc_comm_get_or_adopt(ncclComm_t handle, const struct lc_real *re
     if (__builtin_expect(!comm, 0)) {
         if ((uintptr_t)handle <= USED_ONCE || !ask(handle, real, &facts))
             return NULL;
-        comm = put_in((uintptr_t)handle, &facts, 2, false, &old);
+        comm = put_in((uintptr_t)handle, &facts, NULL, 2, false, &old);
         if (!comm)
             return NULL;
     }

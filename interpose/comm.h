@@ -9,8 +9,10 @@
 #ifndef LC_INTERPOSE_COMM_H
 #define LC_INTERPOSE_COMM_H
 
+#include "interpose/agree.h"
 #include "interpose/ledger.h"
 #include "interpose/real.h"
+#include "interpose/redop.h"
 
 #include <stdbool.h>
 
@@ -37,6 +39,8 @@ struct lc_comm_facts {
     char name[LC_COMM_NAME]; /* from ncclConfig_t, or empty */
 };
 
+struct lc_reducer;
+
 struct lc_comm {
     /* One for the table, one for each call under way; 0: unused. A call may take one only while it is not 0.
      * Taken with acquire, dropped with release. */
@@ -50,12 +54,22 @@ struct lc_comm {
     _Atomic int device;         /* in place of facts.device: learnt at the first operation */
     _Atomic bool closed;        /* NCCL has freed the handle */
     _Atomic uint32_t windows;   /* memory windows registered on it */
+    _Atomic bool aborted;       /* by the program; set before NCCL is told */
+
+    /* Made by the thread that makes the communicator, before refs becomes 1; NULL: nothing is agreed on. Freed with the
+     * last reference. */
+    struct lc_agree *agree;
+
+    /* Used by the thread that calls the communicator's operations, one at a time; freed with the last reference. */
+    struct lc_reducer *reducer; /* NULL until set up */
+    bool no_setup;              /* it failed, or cannot be */
+    struct lc_redops redops;
     struct lc_ledger ledger;
 };
 
-/* A communicator that has just been made. Replaces an entry of the same handle, which must be stale.
- * NULL handles are ignored. */
-void lc_comm_add(ncclComm_t handle, const struct lc_comm_facts *facts);
+/* A communicator that has just been made; takes over the agreement, which may be NULL. Replaces an entry of the same
+ * handle, which must be stale. NULL handles are ignored. */
+void lc_comm_add(ncclComm_t handle, const struct lc_comm_facts *facts, struct lc_agree *agree);
 
 /* Pinned, or NULL if there is no entry. Never waits. */
 struct lc_comm *lc_comm_get(ncclComm_t handle);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "interpose/create.h"
 
+#include "interpose/backend.h"
 #include "interpose/call.h"
 
 #include <stdlib.h>
@@ -9,17 +10,43 @@
 #define CONFIG_MAGIC 0xcafebeefu
 
 /* The program may have been built with an older, shorter struct: its own size says what is there. */
+static bool has(const ncclConfig_t *config, size_t offset, size_t size)
+{
+    return config && config->magic == CONFIG_MAGIC && config->size >= offset + size;
+}
+#define HAS(config, field) has(config, offsetof(ncclConfig_t, field), sizeof((config)->field))
+
 static void copy_name(const ncclConfig_t *config, char *name)
 {
     name[0] = '\0';
-    if (config && config->magic == CONFIG_MAGIC &&
-        config->size >= offsetof(ncclConfig_t, commName) + sizeof(config->commName) &&
-        config->commName)
+    if (HAS(config, commName) && config->commName)
         strncat(name, config->commName, LC_COMM_NAME - 1);
 }
 
+/* Calls that may end later from a thread of NCCL's, or that use no kernels, are not ours to change. */
+static bool stays_with_nccl(const ncclConfig_t *config)
+{
+    return (HAS(config, blocking) && config->blocking == 0) ||
+           (HAS(config, CTAPolicy) && config->CTAPolicy != NCCL_CONFIG_UNDEF_INT &&
+            (config->CTAPolicy & NCCL_CTA_POLICY_ZERO)) ||
+           lc_environment_has("NCCL_COMM_BLOCKING");
+}
+
+struct lc_agree *lc_create_agree(const ncclUniqueId *id, int ranks, int rank, int device,
+                                 const ncclConfig_t *config)
+{
+    struct lc_agree *agree;
+
+    if (stays_with_nccl(config))
+        return NULL;
+    agree = lc_agree_init(id, ranks, rank, device);
+    if (agree)
+        (void)lc_backend(); /* opening libraries has no place on the path of an operation */
+    return agree;
+}
+
 void lc_create_init(const ncclComm_t *newcomm, int ranks, int rank, int device,
-                    const ncclConfig_t *config)
+                    const ncclConfig_t *config, struct lc_agree *agree)
 {
     struct lc_comm_facts facts = { .ranks = ranks,
                                    .rank = rank,
@@ -28,17 +55,24 @@ void lc_create_init(const ncclComm_t *newcomm, int ranks, int rank, int device,
                                    .origin = LC_COMM_INIT };
 
     copy_name(config, facts.name);
-    lc_comm_add(__atomic_load_n(newcomm, __ATOMIC_ACQUIRE), &facts);
+    lc_comm_add(__atomic_load_n(newcomm, __ATOMIC_ACQUIRE), &facts, agree);
 }
 
 struct lc_pending lc_create_prepare_child(ncclComm_t parent, ncclComm_t *newcomm,
-                                          const ncclConfig_t *config, enum lc_comm_origin origin)
+                                          const ncclConfig_t *config, int colour,
+                                          enum lc_comm_origin origin)
 {
-    struct lc_pending child = { .where = newcomm, .parent = LC_COMM_NO_PARENT, .origin = origin };
+    struct lc_pending child = { .where = newcomm,
+                                .parent = LC_COMM_NO_PARENT,
+                                .parent_handle = parent,
+                                .colour = colour,
+                                .origin = origin };
     struct lc_comm *comm = lc_comm_get(parent);
 
-    if (comm)
+    if (comm) {
         child.parent = comm->number;
+        child.creation = stays_with_nccl(config) ? 0 : lc_agree_count_child(comm->agree);
+    }
     lc_comm_put(comm);
     copy_name(config, child.name);
     return child;
@@ -50,13 +84,21 @@ static void add_child(const struct lc_pending *child, const struct lc_real *real
     struct lc_comm_facts facts = { .device = LC_DEVICE_UNASKED,
                                    .parent = child->parent,
                                    .origin = child->origin };
+    struct lc_agree *agree = NULL;
+    struct lc_comm *parent;
 
     if (!handle || !real->ncclCommCount || !real->ncclCommUserRank ||
         real->ncclCommCount(handle, &facts.ranks) != ncclSuccess ||
         real->ncclCommUserRank(handle, &facts.rank) != ncclSuccess)
         return;
     memcpy(facts.name, child->name, sizeof(facts.name));
-    lc_comm_add(handle, &facts);
+    parent = child->creation ? lc_comm_get(child->parent_handle) : NULL;
+    if (parent)
+        agree = lc_agree_child(parent->agree, child->creation, child->colour, facts.ranks,
+                               facts.rank,
+                               atomic_load_explicit(&parent->device, memory_order_relaxed));
+    lc_comm_put(parent);
+    lc_comm_add(handle, &facts, agree);
 }
 
 void lc_create_child(const struct lc_pending *child, ncclResult_t result,

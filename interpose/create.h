@@ -12,11 +12,17 @@
 
 /* After an Init that NCCL accepted. */
 void lc_create_init(const ncclComm_t *newcomm, int ranks, int rank, int device,
-                    const ncclConfig_t *config);
+                    const ncclConfig_t *config, struct lc_agree *agree);
+
+/* The agreement of a communicator that is made from this id. NULL: it has no ticket, or this kind of communicator stays
+ * with NCCL (not blocking, or with a policy of no kernels). */
+struct lc_agree *lc_create_agree(const ncclUniqueId *id, int ranks, int rank, int device,
+                                 const ncclConfig_t *config);
 
 /* Before and after a Split or Shrink: the config and the parent may be gone after the call. */
 struct lc_pending lc_create_prepare_child(ncclComm_t parent, ncclComm_t *newcomm,
-                                          const ncclConfig_t *config, enum lc_comm_origin origin);
+                                          const ncclConfig_t *config, int colour,
+                                          enum lc_comm_origin origin);
 void lc_create_child(const struct lc_pending *child, ncclResult_t result,
                      const struct lc_real *real);
 

@@ -3,6 +3,7 @@
  * Making and ending communicators, and what belongs to one. */
 #include "interpose/call.h"
 #include "interpose/comm.h"
+#include "interpose/control/control.h"
 #include "interpose/create.h"
 
 LC_EXPORT ncclResult_t ncclGetVersion(int *version)
@@ -21,6 +22,9 @@ LC_EXPORT ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId)
     bool own = lc_call_enter_other();
     ncclResult_t result = real->ncclGetUniqueId(uniqueId);
 
+    /* NCCL_COMM_ID makes every rank compute the same id by itself: it has no maker that could host the agreement. */
+    if (own && result == ncclSuccess && lc_enabled && !lc_environment_has("NCCL_COMM_ID"))
+        (void)lc_control_stamp(uniqueId->internal);
     lc_call_leave_other(own);
     return result;
 }
@@ -32,7 +36,10 @@ LC_EXPORT ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUnique
     ncclResult_t result = real->ncclCommInitRank(comm, nranks, commId, rank);
 
     if (own && lc_accepted(result))
-        lc_create_init(comm, nranks, rank, LC_DEVICE_UNASKED, NULL);
+        lc_create_init(comm, nranks, rank, LC_DEVICE_UNASKED, NULL,
+                       result == ncclSuccess
+                           ? lc_create_agree(&commId, nranks, rank, LC_DEVICE_UNASKED, NULL)
+                           : NULL);
     lc_call_leave_other(own);
     return result;
 }
@@ -45,7 +52,10 @@ LC_EXPORT ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, nccl
     ncclResult_t result = real->ncclCommInitRankConfig(comm, nranks, commId, rank, config);
 
     if (own && lc_accepted(result))
-        lc_create_init(comm, nranks, rank, LC_DEVICE_UNASKED, config);
+        lc_create_init(comm, nranks, rank, LC_DEVICE_UNASKED, config,
+                       result == ncclSuccess
+                           ? lc_create_agree(&commId, nranks, rank, LC_DEVICE_UNASKED, config)
+                           : NULL);
     lc_call_leave_other(own);
     return result;
 }
@@ -60,7 +70,10 @@ LC_EXPORT ncclResult_t ncclCommInitRankScalable(ncclComm_t *newcomm, int nranks,
                                                          config);
 
     if (own && lc_accepted(result))
-        lc_create_init(newcomm, nranks, myrank, LC_DEVICE_UNASKED, config);
+        lc_create_init(newcomm, nranks, myrank, LC_DEVICE_UNASKED, config,
+                       result == ncclSuccess
+                           ? lc_create_agree(commIds, nranks, myrank, LC_DEVICE_UNASKED, config)
+                           : NULL);
     lc_call_leave_other(own);
     return result;
 }
@@ -70,9 +83,15 @@ LC_EXPORT ncclResult_t ncclCommInitAll(ncclComm_t *comm, int ndev, const int *de
     LC_REAL(ncclCommInitAll);
     bool own = lc_call_enter_other();
     ncclResult_t result = real->ncclCommInitAll(comm, ndev, devlist);
+    ncclUniqueId id = {
+        { 0 }
+    }; /* NCCL keeps its own: this one only carries a ticket from here to here */
 
+    if (own && result == ncclSuccess && lc_enabled)
+        (void)lc_control_stamp(id.internal);
     for (int i = 0; own && lc_accepted(result) && i < ndev; i++)
-        lc_create_init(&comm[i], ndev, i, devlist ? devlist[i] : i, NULL);
+        lc_create_init(&comm[i], ndev, i, devlist ? devlist[i] : i, NULL,
+                       lc_create_agree(&id, ndev, i, devlist ? devlist[i] : i, NULL));
     lc_call_leave_other(own);
     return result;
 }
@@ -82,7 +101,7 @@ LC_EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclCo
 {
     LC_REAL(ncclCommSplit);
     bool own = lc_call_enter_other();
-    struct lc_pending child = lc_create_prepare_child(comm, newcomm, config, LC_COMM_SPLIT);
+    struct lc_pending child = lc_create_prepare_child(comm, newcomm, config, color, LC_COMM_SPLIT);
     ncclResult_t result = real->ncclCommSplit(comm, color, key, newcomm, config);
 
     if (own)
@@ -96,7 +115,7 @@ LC_EXPORT ncclResult_t ncclCommShrink(ncclComm_t comm, int *excludeRanksList, in
 {
     LC_REAL(ncclCommShrink);
     bool own = lc_call_enter_other();
-    struct lc_pending child = lc_create_prepare_child(comm, newcomm, config, LC_COMM_SHRINK);
+    struct lc_pending child = lc_create_prepare_child(comm, newcomm, config, -2, LC_COMM_SHRINK);
     ncclResult_t result = real->ncclCommShrink(comm, excludeRanksList, excludeRanksCount, newcomm,
                                                config, shrinkFlags);
 
@@ -120,22 +139,37 @@ LC_EXPORT ncclResult_t ncclCommDestroy(ncclComm_t comm)
 {
     LC_REAL(ncclCommDestroy);
     bool own = lc_call_enter_other();
+    struct lc_comm *entry = lc_comm_get(comm);
     ncclResult_t result;
 
     lc_comm_remove(comm);
-    result = real->ncclCommDestroy(comm);
+    result = real->ncclCommDestroy(comm); /* waits for the work that uses our memory */
+    lc_comm_put(entry);
     lc_call_leave_other(own);
     return result;
+}
+
+/* At once, also inside a group: peers that wait for us must not wait for NCCL's abort. */
+static void tell_abort(struct lc_comm *entry)
+{
+    if (!entry)
+        return;
+    atomic_store_explicit(&entry->aborted, true, memory_order_relaxed);
+    if (entry->agree)
+        lc_agree_abort(entry->agree);
 }
 
 LC_EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm)
 {
     LC_REAL(ncclCommAbort);
     bool own = lc_call_enter_other();
+    struct lc_comm *entry = lc_comm_get(comm);
     ncclResult_t result;
 
+    tell_abort(entry);
     lc_comm_remove(comm);
     result = real->ncclCommAbort(comm);
+    lc_comm_put(entry);
     lc_call_leave_other(own);
     return result;
 }
@@ -145,8 +179,12 @@ LC_EXPORT ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags)
 {
     LC_REAL(ncclCommRevoke);
     bool own = lc_call_enter_other();
-    ncclResult_t result = real->ncclCommRevoke(comm, revokeFlags);
+    struct lc_comm *entry = lc_comm_get(comm);
+    ncclResult_t result;
 
+    tell_abort(entry);
+    result = real->ncclCommRevoke(comm, revokeFlags);
+    lc_comm_put(entry);
     lc_call_leave_other(own);
     return result;
 }
@@ -159,6 +197,13 @@ LC_EXPORT ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyn
     bool own = lc_call_enter_other();
     ncclResult_t result = real->ncclCommGetAsyncError(comm, asyncError);
 
+    if (own && result == ncclSuccess && *asyncError == ncclSuccess) {
+        struct lc_comm *entry = lc_comm_get(comm);
+
+        if (entry && entry->agree)
+            *asyncError = lc_agree_error(entry->agree);
+        lc_comm_put(entry);
+    }
     lc_call_leave_other(own);
     return result;
 }
@@ -188,7 +233,11 @@ LC_EXPORT ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar,
     LC_REAL(ncclRedOpCreatePreMulSum);
     bool own = lc_call_enter_other();
     ncclResult_t result = real->ncclRedOpCreatePreMulSum(op, scalar, datatype, residence, comm);
+    struct lc_comm *entry = own && result == ncclSuccess ? lc_comm_get(comm) : NULL;
 
+    if (entry)
+        lc_redop_remember(&entry->redops, *op, scalar, datatype, residence);
+    lc_comm_put(entry);
     lc_call_leave_other(own);
     return result;
 }
@@ -198,7 +247,11 @@ LC_EXPORT ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm)
     LC_REAL(ncclRedOpDestroy);
     bool own = lc_call_enter_other();
     ncclResult_t result = real->ncclRedOpDestroy(op, comm);
+    struct lc_comm *entry = own ? lc_comm_get(comm) : NULL;
 
+    if (entry)
+        lc_redop_forget(&entry->redops, op);
+    lc_comm_put(entry);
     lc_call_leave_other(own);
     return result;
 }

@@ -20,6 +20,8 @@ LC_EXPORT ncclResult_t ncclAllReduce(const void *sendbuff, void *recvbuff, size_
 
     if (!lc_call_enter(&call, real))
         return real->ncclAllReduce(sendbuff, recvbuff, count, datatype, op, comm, stream);
+    if (call.settled)
+        return lc_call_leave(&call, call.result);
     return lc_call_leave(
         &call, real->ncclAllReduce(sendbuff, recvbuff, count, datatype, op, comm, stream));
 }
@@ -41,6 +43,8 @@ LC_EXPORT ncclResult_t ncclReduceScatter(const void *sendbuff, void *recvbuff, s
 
     if (!lc_call_enter(&call, real))
         return real->ncclReduceScatter(sendbuff, recvbuff, recvcount, datatype, op, comm, stream);
+    if (call.settled)
+        return lc_call_leave(&call, call.result);
     return lc_call_leave(
         &call, real->ncclReduceScatter(sendbuff, recvbuff, recvcount, datatype, op, comm, stream));
 }
@@ -60,6 +64,8 @@ LC_EXPORT ncclResult_t ncclAllGather(const void *sendbuff, void *recvbuff, size_
 
     if (!lc_call_enter(&call, real))
         return real->ncclAllGather(sendbuff, recvbuff, sendcount, datatype, comm, stream);
+    if (call.settled)
+        return lc_call_leave(&call, call.result);
     return lc_call_leave(
         &call, real->ncclAllGather(sendbuff, recvbuff, sendcount, datatype, comm, stream));
 }
@@ -79,6 +85,8 @@ LC_EXPORT ncclResult_t ncclAlltoAll(const void *sendbuff, void *recvbuff, size_t
 
     if (!lc_call_enter(&call, real))
         return real->ncclAlltoAll(sendbuff, recvbuff, count, datatype, comm, stream);
+    if (call.settled)
+        return lc_call_leave(&call, call.result);
     return lc_call_leave(&call,
                          real->ncclAlltoAll(sendbuff, recvbuff, count, datatype, comm, stream));
 }
@@ -99,6 +107,8 @@ LC_EXPORT ncclResult_t ncclBroadcast(const void *sendbuff, void *recvbuff, size_
 
     if (!lc_call_enter(&call, real))
         return real->ncclBroadcast(sendbuff, recvbuff, count, datatype, root, comm, stream);
+    if (call.settled)
+        return lc_call_leave(&call, call.result);
     return lc_call_leave(
         &call, real->ncclBroadcast(sendbuff, recvbuff, count, datatype, root, comm, stream));
 }
@@ -118,6 +128,8 @@ LC_EXPORT ncclResult_t ncclBcast(void *buff, size_t count, ncclDataType_t dataty
 
     if (!lc_call_enter(&call, real))
         return real->ncclBcast(buff, count, datatype, root, comm, stream);
+    if (call.settled)
+        return lc_call_leave(&call, call.result);
     return lc_call_leave(&call, real->ncclBcast(buff, count, datatype, root, comm, stream));
 }
 
@@ -138,6 +150,8 @@ LC_EXPORT ncclResult_t ncclReduce(const void *sendbuff, void *recvbuff, size_t c
 
     if (!lc_call_enter(&call, real))
         return real->ncclReduce(sendbuff, recvbuff, count, datatype, op, root, comm, stream);
+    if (call.settled)
+        return lc_call_leave(&call, call.result);
     return lc_call_leave(
         &call, real->ncclReduce(sendbuff, recvbuff, count, datatype, op, root, comm, stream));
 }
@@ -158,6 +172,8 @@ LC_EXPORT ncclResult_t ncclGather(const void *sendbuff, void *recvbuff, size_t c
 
     if (!lc_call_enter(&call, real))
         return real->ncclGather(sendbuff, recvbuff, count, datatype, root, comm, stream);
+    if (call.settled)
+        return lc_call_leave(&call, call.result);
     return lc_call_leave(&call,
                          real->ncclGather(sendbuff, recvbuff, count, datatype, root, comm, stream));
 }
@@ -178,6 +194,8 @@ LC_EXPORT ncclResult_t ncclScatter(const void *sendbuff, void *recvbuff, size_t 
 
     if (!lc_call_enter(&call, real))
         return real->ncclScatter(sendbuff, recvbuff, count, datatype, root, comm, stream);
+    if (call.settled)
+        return lc_call_leave(&call, call.result);
     return lc_call_leave(
         &call, real->ncclScatter(sendbuff, recvbuff, count, datatype, root, comm, stream));
 }
@@ -196,6 +214,8 @@ LC_EXPORT ncclResult_t ncclSend(const void *sendbuff, size_t count, ncclDataType
 
     if (!lc_call_enter(&call, real))
         return real->ncclSend(sendbuff, count, datatype, peer, comm, stream);
+    if (call.settled)
+        return lc_call_leave(&call, call.result);
     return lc_call_leave(&call, real->ncclSend(sendbuff, count, datatype, peer, comm, stream));
 }
 
@@ -213,5 +233,7 @@ LC_EXPORT ncclResult_t ncclRecv(void *recvbuff, size_t count, ncclDataType_t dat
 
     if (!lc_call_enter(&call, real))
         return real->ncclRecv(recvbuff, count, datatype, peer, comm, stream);
+    if (call.settled)
+        return lc_call_leave(&call, call.result);
     return lc_call_leave(&call, real->ncclRecv(recvbuff, count, datatype, peer, comm, stream));
 }

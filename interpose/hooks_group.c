@@ -5,6 +5,7 @@
 #include "interpose/call.h"
 #include "interpose/comm.h"
 #include "interpose/create.h"
+#include "interpose/gather.h"
 
 /* nccl.h declares these two without a prototype. */
 ncclResult_t ncclGroupStart(void);
@@ -36,8 +37,13 @@ LC_EXPORT ncclResult_t ncclGroupEnd(void)
 {
     LC_REAL(ncclGroupEnd);
     bool own = lc_call_enter_other();
-    ncclResult_t result = real->ncclGroupEnd();
+    bool outermost = own && lc_thread.depth == 1;
+    ncclResult_t ours = outermost ? lc_gather_flush(real) : ncclSuccess;
+    ncclResult_t result =
+        real->ncclGroupEnd(); /* also after a failure of ours: NCCL's group must not stay open */
 
+    if (outermost)
+        result = lc_gather_finish(real, ours != ncclSuccess ? ours : result);
     ended(own, result, false, real);
     lc_call_leave_other(own);
     return result;
@@ -47,8 +53,11 @@ LC_EXPORT ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t *simInfo)
 {
     LC_REAL(ncclGroupSimulateEnd);
     bool own = lc_call_enter_other();
-    ncclResult_t result = real->ncclGroupSimulateEnd(simInfo);
+    ncclResult_t result;
 
+    if (own && lc_thread.depth == 1)
+        (void)lc_gather_simulate(real); /* a failing call fails the real end too */
+    result = real->ncclGroupSimulateEnd(simInfo);
     ended(own, result, true, real);
     lc_call_leave_other(own);
     return result;

@@ -13,7 +13,12 @@ static const struct {
     const char *path;
     const char *reason;
 } outcomes[LC_OUTCOMES] = {
-    [LC_NCCL_NO_FASTER_PATH] = {"nccl", "no-faster-path"},
+    [LC_NCCL_NO_FASTER_PATH] = {"nccl",    "no-faster-path"        },
+    [LC_NCCL_NOT_COMMITTED] = { "nccl",   "not-agreed-yet"        },
+    [LC_NCCL_SMALL] = { "nccl",   "smaller-than-min-bytes"},
+    [LC_NCCL_OPERATION] = { "nccl",   "no-sum-or-average"     },
+    [LC_CAST_BF16] = { "cast",   "bf16-wire"             },
+    [LC_PACKED] = { "packed", "grouped"               },
 };
 
 const char *lc_outcome_path(enum lc_outcome outcome)

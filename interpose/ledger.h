@@ -9,6 +9,11 @@
 /* The path a call took and why not a better one. Reasons are worded for users: see lc_outcome_reason. */
 enum lc_outcome {
     LC_NCCL_NO_FASTER_PATH,
+    LC_NCCL_NOT_COMMITTED,
+    LC_NCCL_SMALL,
+    LC_NCCL_OPERATION,
+    LC_CAST_BF16,
+    LC_PACKED,
     LC_OUTCOMES,
 };
 

@@ -3,6 +3,7 @@
 #define LC_INTERPOSE_OP_H
 
 #include <nccl.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -35,6 +36,12 @@ struct lc_op {
     ncclComm_t handle;
     cudaStream_t stream;
     struct lc_comm *comm; /* pinned while the call runs; NULL: handle unknown, nothing is counted */
+
+    /* What has become of it (route.h). */
+    bool settled;        /* nothing is left for NCCL to do now; the call returns `result` */
+    ncclResult_t result; /* of a settled one */
+    int outcome;         /* enum lc_outcome, for the ledger */
+    bool gathered;       /* runs, is counted and unpinned at the end of the group */
 };
 
 /* "all-reduce", as the text report shows it. */

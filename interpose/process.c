@@ -2,6 +2,7 @@
 #include "interpose/process.h"
 
 #include "interpose/comm.h"
+#include "interpose/control/control.h"
 #include "interpose/report.h"
 
 #include <errno.h>
@@ -19,8 +20,11 @@ _Thread_local struct lc_thread lc_thread __attribute__((tls_model("initial-exec"
 
 static void at_exit(void)
 {
-    if (getpid() == owner)
+    if (getpid() != owner)
+        return;
+    if (config.report != LC_REPORT_OFF)
         lc_report_write();
+    lc_control_fini();
 }
 
 static void in_child(void)
@@ -42,8 +46,9 @@ static void begin(void)
     }
     lc_enabled = config.enable;
     owner = getpid();
-    if (config.report != LC_REPORT_OFF && atexit(at_exit) != 0)
-        lc_warn("no room for another exit handler: there will be no report");
+    if (atexit(at_exit) != 0)
+        lc_warn(
+            "no room for another exit handler: there will be no report, and peers are not told goodbye");
     (void)pthread_atfork(NULL, NULL, in_child);
 }
 

@@ -29,8 +29,11 @@ struct lc_pending {
     struct lc_pending *next;
     ncclComm_t *where; /* the program's variable: NCCL writes it before the group's end returns */
     int64_t parent;    /* number of the parent's entry, -1 if unknown */
-    int origin;        /* enum lc_comm_origin */
-    char name[32];     /* LC_COMM_NAME */
+    ncclComm_t parent_handle;
+    uint64_t creation; /* which split or shrink of the parent, for the agreement of its members */
+    int colour;
+    int origin;    /* enum lc_comm_origin */
+    char name[32]; /* LC_COMM_NAME */
 };
 
 /* Only the thread itself uses it. The initial-exec model makes it one instruction to reach; it is small
@@ -40,7 +43,9 @@ struct lc_thread {
     unsigned depth; /* of groups, as NCCL counts it */
     unsigned ops;   /* calls since the outermost group began */
     struct lc_pending *pending;
+    struct lc_gather *gather; /* all-reduces of the open group that travel together (gather.h) */
 };
+struct lc_gather;
 extern _Thread_local struct lc_thread lc_thread __attribute__((tls_model("initial-exec")));
 
 #endif

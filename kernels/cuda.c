@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 #include <errno.h>
+#include <string.h>
 
 /* Minor versions of one CUDA major share a driver; 32 KB of kernel arguments came with 12.1. */
 #define DRIVER_NEEDED (CUDART_VERSION / 1000 == 12 ? 12010 : CUDART_VERSION / 1000 * 1000)
@@ -38,4 +39,22 @@ LK_API int lk_load_all(void)
         return cudaErrorInsufficientDriver;
     result = lk_load_lists();
     return result ? result : lk_load_sum();
+}
+
+static const struct {
+    const char *name;
+    void *function;
+} runtime[] = {
+#define LK_RT(name) { #name, (void *)name },
+#include "kernels/runtime.def"
+#undef LK_RT
+};
+
+LK_API void *lk_runtime_symbol(const char *name)
+{
+    for (size_t i = 0; i < sizeof(runtime) / sizeof(*runtime); i++) {
+        if (strcmp(runtime[i].name, name) == 0)
+            return runtime[i].function;
+    }
+    return NULL;
 }

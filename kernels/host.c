@@ -39,6 +39,11 @@ LK_API int lk_driver_needed(void)
     return 0;
 }
 
+LK_API void *lk_runtime_symbol(const char *name)
+{
+    return NULL;
+}
+
 static void use(uint64_t address, uint64_t bytes, bool write)
 {
     if (ops.buffer_use)

@@ -94,6 +94,11 @@ int lk_load_all(void);
 /* The lowest driver, as cudaDriverGetVersion counts (1000 * major + 10 * minor); 0 in the host library. */
 int lk_driver_needed(void);
 
+/* The library's own CUDA runtime, for callers that must use the device without linking one: the address of the function
+ * of this name, or NULL if it is none of those that callers need (or in the host library). It shares the primary context
+ * with every other runtime of the process; streams and events may be handed back and forth. */
+void *lk_runtime_symbol(const char *name);
+
 /* packed[offset + i] = bf16(scale * ptr[i]): fp32 tensors to a bf16 buffer. scale may be NULL (1); rng may be NULL
  * with LK_NEAREST. The product is rounded to fp32 before it is rounded to bf16. */
 int lk_cast_pack(const struct lk_tensor *tensors, size_t n, void *packed,

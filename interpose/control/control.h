@@ -45,6 +45,18 @@ enum lc_verdict {
     LC_VERDICT_COMMIT, /* from this operation on, ours */
 };
 
+/* True for 1, 2, 4, 8 ... */
+static inline bool lc_is_epoch(uint64_t index)
+{
+    return index && !(index & (index - 1));
+}
+
+/* The first epoch after `index` completed operations. */
+static inline uint64_t lc_next_epoch(uint64_t index)
+{
+    return index ? (uint64_t)1 << (64 - __builtin_clzll(index)) : 1;
+}
+
 struct lc_room;
 
 /* Makes `id` (fresh from the real ncclGetUniqueId) carry a ticket: starts the control thread if needed, opens a room

@@ -29,16 +29,4 @@ enum lc_verdict lc_words_decide(struct lc_words *words, uint64_t index);
 enum lc_verdict lc_words_decide_pair(struct lc_words *words, uint32_t src, uint32_t dst,
                                      bool by_src, uint64_t index);
 
-/* True for 1, 2, 4, 8 ... */
-static inline bool lc_is_epoch(uint64_t index)
-{
-    return index && !(index & (index - 1));
-}
-
-/* The first epoch after `index` completed operations. */
-static inline uint64_t lc_next_epoch(uint64_t index)
-{
-    return index ? (uint64_t)1 << (64 - __builtin_clzll(index)) : 1;
-}
-
 #endif

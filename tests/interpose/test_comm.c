@@ -48,7 +48,7 @@ static void unknown_and_null_handles_have_no_entry(void)
 {
     CHECK(!lc_comm_get(handle(1)));
     CHECK(!lc_comm_get(NULL));
-    lc_comm_add(NULL, &facts);
+    lc_comm_add(NULL, &facts, NULL);
     lc_comm_remove(NULL);
     lc_comm_remove(handle(1));
     lc_comm_put(NULL);
@@ -59,7 +59,7 @@ static void added_one_is_found_until_it_is_removed(void)
 {
     struct lc_comm *comm;
 
-    lc_comm_add(handle(1), &facts);
+    lc_comm_add(handle(1), &facts, NULL);
     comm = lc_comm_get(handle(1));
     CHECK(comm && comm->facts.ranks == 8 && comm->facts.rank == 3 && comm->device == 1);
     lc_comm_put(comm);
@@ -74,17 +74,17 @@ static void handle_used_again_is_another_communicator(void)
     struct lc_comm *comm;
     int64_t number;
 
-    lc_comm_add(handle(2), &facts);
+    lc_comm_add(handle(2), &facts, NULL);
     comm = lc_comm_get(handle(2));
     call(comm);
     number = comm->number;
     lc_comm_put(comm);
     lc_comm_remove(handle(2));
-    lc_comm_add(handle(2), &facts);
+    lc_comm_add(handle(2), &facts, NULL);
     comm = lc_comm_get(handle(2));
     CHECK(comm && comm->number == number + 1 && lc_ledger_calls(&comm->ledger) == 0);
     lc_comm_put(comm);
-    lc_comm_add(handle(2), &facts); /* made again without our having seen its end */
+    lc_comm_add(handle(2), &facts, NULL); /* made again without our having seen its end */
     comm = lc_comm_get(handle(2));
     CHECK(comm && comm->number == number + 2);
     lc_comm_put(comm);
@@ -97,10 +97,10 @@ static void call_under_way_keeps_its_entry(void)
     uint64_t before = all_calls();
     struct lc_comm *comm;
 
-    lc_comm_add(handle(3), &facts);
+    lc_comm_add(handle(3), &facts, NULL);
     comm = lc_comm_get(handle(3));
     lc_comm_remove(handle(3)); /* by another thread */
-    lc_comm_add(handle(3), &facts);
+    lc_comm_add(handle(3), &facts, NULL);
     CHECK(comm->closed && comm->handle == (uintptr_t)handle(3));
     call(comm);
     lc_comm_put(comm);
@@ -116,7 +116,7 @@ static void thousand_communicators_need_no_more_room(void)
     for (uintptr_t i = 0; i < 1000; i++) {
         struct lc_comm *comm;
 
-        lc_comm_add(handle(100 + i), &facts);
+        lc_comm_add(handle(100 + i), &facts, NULL);
         comm = lc_comm_get(handle(100 + i));
         CHECK(comm);
         call(comm);
@@ -136,7 +136,7 @@ static void too_many_pass_through_with_one_warning(void)
     warnings = 0;
     lc_log_set_sink(count_warnings);
     for (uintptr_t i = 0; i < LC_COMM_MAX + 100; i++)
-        lc_comm_add(handle(10000 + i), &facts);
+        lc_comm_add(handle(10000 + i), &facts, NULL);
     for (uintptr_t i = 0; i < LC_COMM_MAX + 100; i++) {
         struct lc_comm *comm = lc_comm_get(handle(10000 + i));
 
@@ -148,7 +148,7 @@ static void too_many_pass_through_with_one_warning(void)
     CHECK(count >= LC_COMM_MAX - LC_COMM_KEPT && count <= LC_COMM_MAX);
     for (uintptr_t i = 0; i < LC_COMM_MAX + 100; i++)
         lc_comm_remove(handle(10000 + i));
-    lc_comm_add(handle(5), &facts); /* there is room again */
+    lc_comm_add(handle(5), &facts, NULL); /* there is room again */
     lc_comm_put(lc_comm_get(handle(5)));
     CHECK(lc_comm_get(handle(5)));
     lc_comm_remove(handle(5));
@@ -255,7 +255,7 @@ static void *churn(void *arg)
 
         switch (rand_r(&seed) % 16) {
         case 0: lc_comm_remove(chosen); break;
-        case 1: lc_comm_add(chosen, &facts); break;
+        case 1: lc_comm_add(chosen, &facts, NULL); break;
         default: calls += use(chosen);
         }
     }
@@ -317,7 +317,7 @@ static void child_can_use_the_table(void)
         CHECK(pid >= 0);
         if (pid == 0) {
             lc_comm_after_fork();
-            lc_comm_add(handle(9000), &facts);
+            lc_comm_add(handle(9000), &facts, NULL);
             _exit(lc_comm_get(handle(9000)) == NULL);
         }
         CHECK(waitpid(pid, &status, 0) == pid && status == 0);

@@ -59,8 +59,6 @@ static inline ncclUniqueId meeting_id(struct meeting *meeting, int rank)
 {
     if (rank == 0) {
         NCCL(ncclGetUniqueId(&meeting->id));
-        /* What lies in the tail belongs to others and must not disturb. */
-        memset(meeting->id.internal + 48, 0x5a, sizeof(meeting->id) - 48);
         atomic_store(&meeting->has_id, 1);
     }
     while (!atomic_load(&meeting->has_id))

@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "interpose/agree.h"
+
+#include "common/log.h"
+#include "interpose/control/control.h"
+#include "interpose/process.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define RECORD_VERSION 1u /* changes with the meaning of a vote */
+
+struct lc_agree {
+    struct lc_room *room;
+    int rank, ranks, device;
+    _Atomic uint64_t children; /* splits and shrinks so far */
+
+    /* Used by the thread that calls the communicator's operations. */
+    uint64_t count; /* collectives so far */
+    bool voted, committed;
+    bool said_alone;
+
+    /* Any thread: 0 (ncclSuccess), then what later calls return; written once. */
+    _Atomic int broken;
+    _Atomic bool aborted;
+};
+
+/* Where a process runs, as ranks of one machine must see it alike: LOONGCOMM_HOSTID, NCCL_HOSTID, else the boot. */
+static void host_name(char out[64])
+{
+    const struct lc_config *config = lc_process_config();
+    FILE *file;
+
+    memset(out, 0, 64);
+    if (*config->hostid) {
+        (void)snprintf(out, 64, "%s", config->hostid);
+        return;
+    }
+    file = fopen("/proc/sys/kernel/random/boot_id", "re");
+    if (file) {
+        if (fgets(out, 48, file))
+            out[strcspn(out, "\n")] = '\0';
+        fclose(file);
+    }
+    (void)gethostname(out + strlen(out), 64 - strlen(out) - 1);
+}
+
+static struct lc_record my_record(int rank, int device)
+{
+    struct lc_record record = { .version = RECORD_VERSION,
+                                .rank = (uint32_t)rank,
+                                .pid = (uint32_t)getpid(),
+                                .device = device,
+                                .settings_hash = lc_config_hash(lc_process_config()),
+                                .capabilities = LC_CAN_CAST };
+
+    host_name(record.host);
+    return record;
+}
+
+static struct lc_agree *new_agree(int ranks, int rank, int device)
+{
+    struct lc_agree *agree = calloc(1, sizeof(*agree));
+
+    if (agree) {
+        agree->ranks = ranks;
+        agree->rank = rank;
+        agree->device = device;
+    }
+    return agree;
+}
+
+/* Takes the result of joining; without a room there is nothing to agree on. */
+static struct lc_agree *seated(struct lc_agree *agree, int err)
+{
+    if (!err)
+        return agree;
+    if (err != -ENOENT)
+        lc_info(
+            "rank %d cannot join the agreement of its communicator (%s): its calls stay with NCCL",
+            agree->rank, strerror(-err));
+    free(agree);
+    return NULL;
+}
+
+struct lc_agree *lc_agree_init(const ncclUniqueId *id, int ranks, int rank, int device)
+{
+    struct lc_agree *agree;
+    struct lc_record mine;
+
+    if (!lc_enabled || ranks < 2 || rank < 0 || rank >= ranks)
+        return NULL;
+    agree = new_agree(ranks, rank, device);
+    if (!agree)
+        return NULL;
+    mine = my_record(rank, device);
+    return seated(agree, lc_room_join(id->internal, (uint32_t)ranks, &mine, &agree->room));
+}
+
+uint64_t lc_agree_count_child(struct lc_agree *parent)
+{
+    return parent ? atomic_fetch_add(&parent->children, 1) + 1 : 0;
+}
+
+struct lc_agree *lc_agree_child(struct lc_agree *parent, uint64_t creation, int colour, int ranks,
+                                int rank, int device)
+{
+    struct lc_agree *agree;
+    struct lc_record mine;
+
+    if (!parent || ranks < 2)
+        return NULL;
+    agree = new_agree(ranks, rank, device);
+    if (!agree)
+        return NULL;
+    mine = my_record(rank, device);
+    return seated(agree, lc_room_join_child(parent->room, creation, (uint32_t)colour,
+                                            (uint32_t)ranks, &mine, &agree->room));
+}
+
+bool lc_agree_wants_setup(const struct lc_agree *agree)
+{
+    return !agree->voted && lc_room_complete(agree->room);
+}
+
+/* One line for a communicator on which nothing can be agreed; long after its start, when it is no mere delay. */
+static void say_alone(struct lc_agree *agree)
+{
+    if (agree->said_alone || agree->count < 1024 || agree->voted || lc_room_complete(agree->room))
+        return;
+    agree->said_alone = true;
+    lc_info(
+        "communicator of %d ranks: not all of its ranks run loongcomm with equal settings; its calls stay with NCCL",
+        agree->ranks);
+}
+
+static ncclResult_t decide(struct lc_agree *agree)
+{
+    enum lc_verdict verdict = LC_VERDICT_SKIP;
+    int err = lc_room_decide(agree->room, agree->count, &verdict);
+
+    if (err) {
+        lc_error("rank %d: the agreement of its communicator is lost (%s)", agree->rank,
+                 strerror(-err));
+        lc_agree_break(agree, ncclRemoteError);
+        return ncclRemoteError;
+    }
+    agree->committed = verdict == LC_VERDICT_COMMIT;
+    if (agree->committed)
+        lc_info("communicator of %d ranks: committed at collective %llu", agree->ranks,
+                (unsigned long long)agree->count);
+    return ncclSuccess;
+}
+
+ncclResult_t lc_agree_next(struct lc_agree *agree, bool ready, bool *committed)
+{
+    uint64_t before = agree->count++;
+    bool epoch = lc_is_epoch(agree->count);
+    ncclResult_t result = ncclSuccess;
+
+    if (!agree->voted && ready)
+        agree->voted = lc_room_vote(agree->room, lc_next_epoch(before)) == 0;
+    if (agree->voted && !agree->committed && epoch)
+        result = decide(agree);
+    else if (epoch)
+        say_alone(agree);
+    *committed = agree->committed;
+    return result;
+}
+
+void lc_agree_break(struct lc_agree *agree, ncclResult_t error)
+{
+    int none = ncclSuccess;
+
+    if (atomic_compare_exchange_strong(&agree->broken, &none, (int)error))
+        lc_room_abort(agree->room, (int)error);
+}
+
+void lc_agree_abort(struct lc_agree *agree)
+{
+    if (!atomic_exchange(&agree->aborted, true))
+        lc_room_abort(agree->room, (int)ncclRemoteError);
+}
+
+ncclResult_t lc_agree_error(struct lc_agree *agree)
+{
+    ncclResult_t broken = (ncclResult_t)atomic_load(&agree->broken);
+
+    if (broken != ncclSuccess)
+        return broken;
+    return lc_room_error(agree->room, NULL) ? ncclRemoteError : ncclSuccess;
+}
+
+void lc_agree_free(struct lc_agree *agree)
+{
+    if (!agree)
+        return;
+    lc_room_release(agree->room);
+    free(agree);
+}

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The agreement of one communicator: from which of its collectives on the ranks use something of ours.
+ *
+ * Made when the communicator is made from an id that carries a ticket, or split off such a one; freed with the last
+ * reference of its entry. Everything but lc_agree_abort, lc_agree_error and lc_agree_free is called by the thread that
+ * calls the communicator's operations, one at a time, as NCCL demands.
+ */
+#ifndef LC_INTERPOSE_AGREE_H
+#define LC_INTERPOSE_AGREE_H
+
+#include <nccl.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+struct lc_agree;
+struct lc_room;
+
+/* What is agreed: bits of a record's capabilities, common to all ranks once committed. */
+#define LC_CAN_CAST 1u /* pack and unpack kernels are loaded */
+
+/* The room of a new communicator, or NULL: no ticket, or nothing to agree on. Never waits. */
+struct lc_agree *lc_agree_init(const ncclUniqueId *id, int ranks, int rank, int device);
+struct lc_agree *lc_agree_child(struct lc_agree *parent, uint64_t creation, int colour, int ranks,
+                                int rank, int device);
+
+/* Counts one split or shrink of the parent: `creation` of its child, equal on all members. NULL is allowed. */
+uint64_t lc_agree_count_child(struct lc_agree *parent);
+
+/* Before each collective of the communicator: counts it; votes when `ready` has come true; decides at epochs. Writes
+ * whether this collective is committed. ncclSuccess, or ncclRemoteError if agreement has broken after our vote. */
+ncclResult_t lc_agree_next(struct lc_agree *agree, bool ready, bool *committed);
+
+/* Set-up may begin: all ranks are here, none has voted for us yet. One atomic load. */
+bool lc_agree_wants_setup(const struct lc_agree *agree);
+
+/* A failure of ours after commit: peers are told, later calls return `error`. Any thread. */
+void lc_agree_break(struct lc_agree *agree, ncclResult_t error);
+
+/* The program aborts the communicator. Any thread, at once. */
+void lc_agree_abort(struct lc_agree *agree);
+
+/* ncclSuccess, or what is to be merged into ncclCommGetAsyncError. Any thread; atomic loads. */
+ncclResult_t lc_agree_error(struct lc_agree *agree);
+
+void lc_agree_free(struct lc_agree *agree);
+
+#endif

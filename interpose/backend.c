@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "interpose/backend.h"
+
+#include "common/log.h"
+#include "interpose/process.h"
+#include "kernels/loongkernels_host.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* 0 or the table, once made; `refused` stays set if making it failed. Release, acquire. */
+static _Atomic(const struct lc_backend *) table;
+static _Atomic bool refused;
+
+static const struct {
+    const char *name;
+    size_t offset;
+} kernel_symbols[] = {
+#define LK_SYM(name) { #name, offsetof(struct lc_backend, name) },
+#include "kernels/api.def"
+#undef LK_SYM
+},
+  runtime_symbols[] = {
+#define LK_RT(name) { #name, offsetof(struct lc_backend, name) },
+#include "kernels/runtime.def"
+#undef LK_RT
+};
+
+/* The host runtime of the rig, if this process runs on it. */
+static void *open_rig(void)
+{
+    char name[32];
+
+    for (int major = 11; major < 20; major++) {
+        void *lib;
+
+        (void)snprintf(name, sizeof(name), "libcudart.so.%d", major);
+        lib = dlopen(name, RTLD_LAZY | RTLD_NOLOAD);
+        if (lib && dlsym(lib, "lcrig_enqueue"))
+            return lib;
+        if (lib)
+            (void)dlclose(lib);
+    }
+    return NULL;
+}
+
+/* In the folder of this library, or where the build leaves it. */
+static void *open_beside(const char *name)
+{
+    static const char *const folders[] = { "", "../kernels/" };
+    char path[PATH_MAX];
+    const char *slash;
+    Dl_info info;
+    void *lib = NULL;
+
+    if (!dladdr((const void *)lc_backend, &info) || !(slash = strrchr(info.dli_fname, '/')))
+        return NULL;
+    for (size_t i = 0; !lib && i < sizeof(folders) / sizeof(*folders); i++) {
+        (void)snprintf(path, sizeof(path), "%.*s%s%s", (int)(slash + 1 - info.dli_fname),
+                       info.dli_fname, folders[i], name);
+        lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    }
+    return lib;
+}
+
+/* "auto": the one that fits, else a path. */
+static void *open_kernels(bool host)
+{
+    const char *wanted = lc_process_config()->kernels;
+
+    if (strcmp(wanted, "auto") != 0)
+        return dlopen(wanted, RTLD_NOW | RTLD_LOCAL);
+    return open_beside(host ? "libloongkernels-host.so" : "libloongkernels.so");
+}
+
+static bool set(struct lc_backend *backend, size_t offset, void *addr)
+{
+    memcpy((char *)backend + offset, &addr, sizeof(addr));
+    return addr != NULL;
+}
+
+struct work_call {
+    int (*enqueue)(void *stream, const void *work);
+};
+static struct work_call rig_call; /* written before the backend is published */
+
+/* struct lcrig_work of the rig, which is no part of the product. */
+struct rig_work {
+    const char *name;
+    void (*run)(void *arg);
+    void (*release)(void *arg);
+    void *arg;
+    bool is_kernel;
+};
+
+static int rig_enqueue(void *stream, const char *name, void (*run)(void *), void (*release)(void *),
+                       void *arg)
+{
+    const struct rig_work work = { name, run, release, arg, true };
+
+    return rig_call.enqueue(stream, &work);
+}
+
+static bool bind_rig(void *kernels, void *rig)
+{
+    __typeof__(lk_host_set_ops) *set_ops = dlsym(kernels, "lk_host_set_ops");
+    struct lk_host_ops ops = { .enqueue = rig_enqueue,
+                               .buffer_use = dlsym(rig, "lcrig_buffer_use") };
+
+    rig_call.enqueue = dlsym(rig, "lcrig_enqueue");
+    if (!set_ops || !rig_call.enqueue)
+        return false;
+    set_ops(&ops);
+    return true;
+}
+
+static bool fill(struct lc_backend *backend, void *kernels, void *rig)
+{
+    __typeof__(lk_runtime_symbol) *runtime = dlsym(kernels, "lk_runtime_symbol");
+    bool whole = rig || runtime;
+
+    for (size_t i = 0; whole && i < sizeof(kernel_symbols) / sizeof(*kernel_symbols); i++)
+        whole = set(backend, kernel_symbols[i].offset, dlsym(kernels, kernel_symbols[i].name));
+    for (size_t i = 0; whole && i < sizeof(runtime_symbols) / sizeof(*runtime_symbols); i++)
+        whole = set(backend, runtime_symbols[i].offset,
+                    rig ? dlsym(rig, runtime_symbols[i].name) : runtime(runtime_symbols[i].name));
+    return whole && backend->lk_abi_version() == LK_ABI_VERSION;
+}
+
+static const struct lc_backend *make(void)
+{
+    void *rig = open_rig();
+    void *kernels = open_kernels(rig != NULL);
+    struct lc_backend *backend = calloc(1, sizeof(*backend));
+
+    if (!kernels || !backend || !fill(backend, kernels, rig) || (rig && !bind_rig(kernels, rig))) {
+        const char *why = kernels ? "its interface is another one" : dlerror();
+
+        lc_warn_once(
+            "LOONGCOMM_KERNELS=%s: no kernels library that fits (%s); all calls stay with NCCL",
+            lc_process_config()->kernels, why ? why : "not found");
+        free(backend);
+        return NULL; /* libraries stay open: closing one whose exit handlers are registered is no gain */
+    }
+    return backend;
+}
+
+/* Without a lock, as in real.c: two threads may do the work, the first is kept. */
+const struct lc_backend *lc_backend(void)
+{
+    const struct lc_backend *have = atomic_load_explicit(&table, memory_order_acquire);
+    const struct lc_backend *mine;
+
+    if (have || atomic_load_explicit(&refused, memory_order_relaxed))
+        return have;
+    mine = make();
+    if (!mine) {
+        atomic_store_explicit(&refused, true, memory_order_relaxed);
+        return NULL;
+    }
+    if (atomic_compare_exchange_strong_explicit(&table, &have, mine, memory_order_release,
+                                                memory_order_acquire))
+        return mine;
+    free((void *)mine);
+    return have;
+}
+
+bool lc_guard_begin(const struct lc_backend *backend, int device, struct lc_guard *guard)
+{
+    guard->mode = cudaStreamCaptureModeRelaxed;
+    if (backend->cudaGetDevice(&guard->previous) != cudaSuccess ||
+        (guard->previous != device && backend->cudaSetDevice(device) != cudaSuccess))
+        return false;
+    (void)backend->cudaThreadExchangeStreamCaptureMode(&guard->mode);
+    return true;
+}
+
+void lc_guard_end(const struct lc_backend *backend, int device, const struct lc_guard *guard)
+{
+    enum cudaStreamCaptureMode mode = guard->mode;
+
+    (void)backend->cudaThreadExchangeStreamCaptureMode(&mode);
+    if (guard->previous != device)
+        (void)backend->cudaSetDevice(guard->previous);
+}

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Which path a call takes. A pure function of the call, of settings that all ranks share and of committed state: every
+ * rank that gets the same call answers the same.
+ */
+#ifndef LC_INTERPOSE_POLICY_H
+#define LC_INTERPOSE_POLICY_H
+
+#include "common/config.h"
+#include "interpose/ledger.h"
+#include "interpose/op.h"
+#include "interpose/redop.h"
+
+enum lc_path {
+    LC_PATH_NCCL,
+    LC_PATH_CAST, /* fp32 data, bf16 on NCCL's wire */
+    LC_PATH_PACK, /* grouped small all-reduces as one; decided finally when the group is known */
+};
+
+struct lc_choice {
+    enum lc_path path;
+    enum lc_outcome outcome; /* for the ledger: path and reason in one */
+};
+
+/* What is known beside the call itself. */
+struct lc_situation {
+    int ranks;
+    bool committed; /* for this very call; false also where there is no agreement at all */
+    bool grouped;
+    struct lc_redop redop; /* what op->redop means */
+};
+
+struct lc_choice lc_policy(const struct lc_op *op, const struct lc_situation *now,
+                           const struct lc_config *config);
+
+/* bf16 travels by all-to-all and is summed in fp32 here, instead of by NCCL hop by hop. */
+bool lc_wire_is_accurate(const struct lc_config *config, int ranks);
+
+/* Grouped all-reduces of up to this many bytes are worth packing, from LC_PACK_LEAST of one kind on. */
+#define LC_PACK_BYTES ((size_t)1 << 20)
+#define LC_PACK_LEAST 2
+
+#endif

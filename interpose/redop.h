@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What a reduction operation's handle means. Handles of ncclRedOpCreatePreMulSum are remembered per communicator from
+ * their creation to their destruction (PyTorch destroys them right behind the call that uses them).
+ */
+#ifndef LC_INTERPOSE_REDOP_H
+#define LC_INTERPOSE_REDOP_H
+
+#include <nccl.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+enum lc_redop_kind {
+    LC_REDOP_OTHER, /* product, maximum, minimum, or a handle that is not remembered */
+    LC_REDOP_SUM,
+    LC_REDOP_AVG,
+    LC_REDOP_PREMUL,
+};
+
+struct lc_redop {
+    enum lc_redop_kind kind;
+    ncclDataType_t type;      /* of the factor, PREMUL only */
+    float value;              /* factor, unless it is on the device */
+    const void *device_value; /* read in stream order */
+};
+
+#define LC_REDOPS 16 /* of one communicator at a time; more go to NCCL */
+
+/* Changed and read by the threads that call the communicator's functions, one at a time, as NCCL demands. */
+struct lc_redops {
+    struct {
+        int handle; /* 0: free */
+        struct lc_redop op;
+    } slot[LC_REDOPS];
+};
+
+void lc_redop_remember(struct lc_redops *ops, ncclRedOp_t handle, const void *scalar,
+                       ncclDataType_t type, ncclScalarResidence_t residence);
+void lc_redop_forget(struct lc_redops *ops, ncclRedOp_t handle);
+struct lc_redop lc_redop_find(const struct lc_redops *ops, ncclRedOp_t handle);
+
+#endif

@@ -1,0 +1,342 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "interpose/reduce.h"
+
+#include "common/deadline.h"
+#include "common/log.h"
+#include "interpose/agree.h"
+#include "interpose/comm.h"
+#include "interpose/process.h"
+
+#include <poll.h>
+#include <stdlib.h>
+
+#define WIRE sizeof(uint16_t)
+
+/* ---- scratch ---- */
+
+struct lc_reducer *lc_reducer_new(int device, cudaStream_t stream, size_t bytes)
+{
+    const struct lc_backend *backend = lc_backend();
+    struct lc_reducer *reducer;
+    struct lc_guard guard;
+    int err;
+
+    if (!backend)
+        return NULL;
+    reducer = calloc(1, sizeof(*reducer));
+    if (!reducer || !lc_guard_begin(backend, device, &guard)) {
+        free(reducer);
+        return NULL;
+    }
+    *reducer =
+        (struct lc_reducer){ .backend = backend, .device = device, .bytes = bytes, .last = stream };
+    err = backend->lk_load_all();
+    if (!err)
+        err = backend->cudaMalloc((void **)&reducer->scratch, bytes);
+    if (!err)
+        err = backend->cudaEventCreateWithFlags(&reducer->serial, cudaEventDisableTiming);
+    if (!err)
+        err = backend->cudaEventCreateWithFlags(&reducer->join, cudaEventDisableTiming);
+    if (!err)
+        err = backend->cudaEventRecord(reducer->serial,
+                                       stream); /* a wait in a graph needs one before it */
+    if (err)
+        (void)backend->cudaGetLastError(); /* not the program's error */
+    lc_guard_end(backend, device, &guard);
+    if (err) {
+        lc_warn_once(
+            "device %d: no scratch of %zu MB for reductions (%s): they stay with NCCL on all ranks",
+            device, bytes >> 20, backend->lk_error_text(err));
+        lc_reducer_free(reducer, false);
+        return NULL;
+    }
+    return reducer;
+}
+
+/* Bounded: work of the program that never ends must not keep its abort from ending. */
+static bool is_idle(struct lc_reducer *reducer, bool aborted)
+{
+    struct lc_deadline until = lc_deadline_in_ms(aborted ? 1000 : 60000);
+    cudaError_t state;
+
+    while ((state = reducer->backend->cudaEventQuery(reducer->serial)) == cudaErrorNotReady) {
+        (void)reducer->backend->cudaGetLastError();
+        if (lc_deadline_passed(until))
+            return false;
+        (void)poll(NULL, 0, 1);
+    }
+    return true;
+}
+
+void lc_reducer_free(struct lc_reducer *reducer, bool aborted)
+{
+    const struct lc_backend *backend;
+    struct lc_guard guard;
+
+    if (!reducer)
+        return;
+    backend = reducer->backend;
+    if (lc_guard_begin(backend, reducer->device, &guard)) {
+        if (reducer->serial && !is_idle(reducer, aborted)) {
+            lc_warn("device %d: %zu MB of scratch are still in use and stay allocated",
+                    reducer->device, reducer->bytes >> 20);
+        } else {
+            if (reducer->scratch)
+                (void)backend->cudaFree(reducer->scratch);
+            if (reducer->serial)
+                (void)backend->cudaEventDestroy(reducer->serial);
+            if (reducer->join)
+                (void)backend->cudaEventDestroy(reducer->join);
+        }
+        lc_guard_end(backend, reducer->device, &guard);
+    }
+    free(reducer);
+}
+
+/* ---- order ---- */
+
+/* One handle for many streams: the per-thread default streams. */
+static bool is_ambiguous(cudaStream_t stream)
+{
+    return stream == cudaStreamPerThread;
+}
+
+int lc_span_begin(struct lc_reducer *reducer, cudaStream_t stream, struct lc_span *span)
+{
+    const struct lc_backend *backend = reducer->backend;
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    int err;
+
+    *span = (struct lc_span){ .reducer = reducer, .stream = stream };
+    if (!lc_guard_begin(backend, reducer->device, &span->guard))
+        return cudaErrorInvalidDevice;
+    err = backend->cudaStreamIsCapturing(stream, &status);
+    span->capturing = status == cudaStreamCaptureStatusActive;
+    if (err)
+        lc_span_end(span);
+    return err;
+}
+
+int lc_span_wait(struct lc_span *span)
+{
+    struct lc_reducer *reducer = span->reducer;
+    const struct lc_backend *backend = reducer->backend;
+
+    if (span->capturing) {
+        reducer->captured = true;
+        return backend->cudaStreamWaitEvent(span->stream, reducer->serial, cudaEventWaitExternal);
+    }
+    if (reducer->captured || span->stream != reducer->last || is_ambiguous(span->stream))
+        return backend->cudaStreamWaitEvent(span->stream, reducer->serial, 0);
+    return 0;
+}
+
+int lc_span_record(struct lc_span *span)
+{
+    struct lc_reducer *reducer = span->reducer;
+    const struct lc_backend *backend = reducer->backend;
+
+    if (span->capturing)
+        return backend->cudaEventRecordWithFlags(reducer->serial, span->stream,
+                                                 cudaEventRecordExternal);
+    reducer->last = span->stream;
+    return backend->cudaEventRecord(reducer->serial, span->stream);
+}
+
+void lc_span_end(struct lc_span *span)
+{
+    lc_guard_end(span->reducer->backend, span->reducer->device, &span->guard);
+}
+
+/* ---- bf16 on the wire ---- */
+
+struct lk_scale lc_scale_of(const struct lc_redop *redop, int ranks)
+{
+    struct lk_scale scale = { .value = 1.0f, .type = LK_FP32 };
+
+    if (redop->kind == LC_REDOP_AVG)
+        scale.value = 1.0f / (float)ranks;
+    if (redop->kind == LC_REDOP_PREMUL) {
+        scale.value = redop->value;
+        scale.device_value = redop->device_value;
+    }
+    return scale;
+}
+
+/* One call's constants. */
+struct cast {
+    const struct lc_op *op;
+    const struct lc_real *real;
+    const struct lc_backend *backend;
+    struct lc_reducer *reducer;
+    struct lk_scale scale;
+    uint64_t ranks, rank;
+    bool accurate;
+};
+
+/* A failure of ours after commit is an error at every rank: never a silent way around it. */
+static ncclResult_t failed(const struct cast *cast, int err)
+{
+    lc_error("%s of %zu elements: %s", lc_op_name(cast->op->kind), cast->op->count,
+             cast->backend->lk_error_text(err));
+    lc_agree_break(cast->op->comm->agree, ncclUnhandledCudaError);
+    return ncclUnhandledCudaError;
+}
+
+static int pack(const struct cast *cast, uint64_t at, uint64_t n)
+{
+    const float *send = cast->op->send;
+    struct lk_tensor tensor = { (void *)(send + at), n, 0 };
+
+    return cast->backend->lk_cast_pack(&tensor, 1, cast->reducer->scratch, &cast->scale, LK_NEAREST,
+                                       NULL, cast->op->stream);
+}
+
+static int unpack(const struct cast *cast, const void *from, uint64_t at, uint64_t n)
+{
+    struct lk_tensor tensor = { (float *)cast->op->recv + at, n, 0 };
+
+    return cast->backend->lk_cast_unpack(&tensor, 1, from, cast->op->stream);
+}
+
+/* The pieces of a reduce-scatter: [at, at + n) of every rank's part, packed one behind the other. */
+static int pack_parts(const struct cast *cast, uint64_t at, uint64_t n)
+{
+    struct lk_tensor *tensors = calloc(cast->ranks, sizeof(*tensors));
+    const float *send = cast->op->send;
+    int err;
+
+    if (!tensors)
+        return cudaErrorMemoryAllocation;
+    for (uint64_t r = 0; r < cast->ranks; r++)
+        tensors[r] = (struct lk_tensor){ (void *)(send + r * cast->op->count + at), n, r * n };
+    err = cast->backend->lk_cast_pack(tensors, cast->ranks, cast->reducer->scratch, &cast->scale,
+                                      LK_NEAREST, NULL, cast->op->stream);
+    free(tensors);
+    return err;
+}
+
+static ncclResult_t exchange(const struct cast *cast, const char *from, char *to, uint64_t shard)
+{
+    const struct lc_op *op = cast->op;
+    const struct lc_real *real = cast->real;
+    ncclResult_t result, end;
+
+    if (real->ncclAlltoAll)
+        return real->ncclAlltoAll(from, to, shard, ncclBfloat16, op->handle, op->stream);
+    result = real->ncclGroupStart();
+    for (uint64_t r = 0; result == ncclSuccess && r < cast->ranks; r++) {
+        result = real->ncclSend(from + r * shard * WIRE, shard, ncclBfloat16, (int)r, op->handle,
+                                op->stream);
+        if (result == ncclSuccess)
+            result = real->ncclRecv(to + r * shard * WIRE, shard, ncclBfloat16, (int)r, op->handle,
+                                    op->stream);
+    }
+    end = real->ncclGroupEnd();
+    return result != ncclSuccess ? result : end;
+}
+
+/* All-to-all of bf16, sum in fp32 in rank order, all-gather of the rounded sums: every rank gets the owner's bits. */
+static ncclResult_t accurate_all_reduce(const struct cast *cast, uint64_t n)
+{
+    const struct lc_op *op = cast->op;
+    uint64_t shard = ((n + cast->ranks - 1) / cast->ranks + LK_PACK_ALIGN - 1) / LK_PACK_ALIGN *
+                     LK_PACK_ALIGN;
+    char *wire = cast->reducer->scratch;
+    char *parts = wire + cast->ranks * shard * WIRE;
+    char *own = wire + cast->rank * shard * WIRE;
+    ncclResult_t result = exchange(cast, wire, parts, shard);
+    int err;
+
+    if (result != ncclSuccess)
+        return result;
+    err = cast->backend->lk_sum_shards(parts, cast->ranks, shard, shard, own, LK_BF16, NULL,
+                                       op->stream);
+    if (err)
+        return failed(cast, err);
+    return cast->real->ncclAllGather(own, wire, shard, ncclBfloat16, op->handle, op->stream);
+}
+
+static ncclResult_t all_reduce_piece(const struct cast *cast, uint64_t at, uint64_t n)
+{
+    const struct lc_op *op = cast->op;
+    char *wire = cast->reducer->scratch;
+    ncclResult_t result;
+    int err = pack(cast, at, n);
+
+    if (err)
+        return failed(cast, err);
+    result = cast->accurate ? accurate_all_reduce(cast, n)
+                            : cast->real->ncclAllReduce(wire, wire, n, ncclBfloat16, ncclSum,
+                                                        op->handle, op->stream);
+    if (result != ncclSuccess)
+        return result;
+    err = unpack(cast, wire, at, n);
+    return err ? failed(cast, err) : ncclSuccess;
+}
+
+static ncclResult_t reduce_scatter_piece(const struct cast *cast, uint64_t at, uint64_t n)
+{
+    const struct lc_op *op = cast->op;
+    char *wire = cast->reducer->scratch;
+    char *second = wire + (cast->ranks * n + LK_PACK_ALIGN) / LK_PACK_ALIGN * LK_PACK_ALIGN * WIRE;
+    ncclResult_t result;
+    int err = pack_parts(cast, at, n);
+
+    if (err)
+        return failed(cast, err);
+    result = cast->accurate ? exchange(cast, wire, second, n)
+                            : cast->real->ncclReduceScatter(wire, second, n, ncclBfloat16, ncclSum,
+                                                            op->handle, op->stream);
+    if (result != ncclSuccess)
+        return result;
+    err = cast->accurate
+              ? cast->backend->lk_sum_shards(second, cast->ranks, n, n, (float *)op->recv + at,
+                                             LK_FP32, NULL, op->stream)
+              : unpack(cast, second, at, n);
+    return err ? failed(cast, err) : ncclSuccess;
+}
+
+/* Elements that go through the scratch at once: from the scratch's size, which all ranks share. */
+static uint64_t piece(const struct cast *cast)
+{
+    uint64_t room = cast->reducer->bytes / WIRE - 4 * LK_PACK_ALIGN * (cast->ranks + 1);
+    uint64_t n = room;
+
+    if (cast->op->kind == LC_OP_REDUCE_SCATTER)
+        n = room / (cast->ranks + (cast->accurate ? cast->ranks : 1));
+    else if (cast->accurate)
+        n = room / 2 / cast->ranks * cast->ranks;
+    return n / LK_PACK_ALIGN * LK_PACK_ALIGN;
+}
+
+ncclResult_t lc_reduce_cast(const struct lc_op *op, const struct lc_redop *redop,
+                            const struct lc_real *real)
+{
+    struct lc_comm *comm = op->comm;
+    struct cast cast = { .op = op,
+                         .real = real,
+                         .reducer = comm->reducer,
+                         .backend = comm->reducer->backend,
+                         .scale = lc_scale_of(redop, comm->facts.ranks),
+                         .ranks = (uint64_t)comm->facts.ranks,
+                         .rank = (uint64_t)comm->facts.rank,
+                         .accurate = lc_wire_is_accurate(lc_process_config(), comm->facts.ranks) };
+    ncclResult_t (*run)(const struct cast *, uint64_t, uint64_t) = op->kind == LC_OP_REDUCE_SCATTER
+                                                                       ? reduce_scatter_piece
+                                                                       : all_reduce_piece;
+    uint64_t most = piece(&cast);
+    ncclResult_t result = ncclSuccess;
+    struct lc_span span;
+    int err = lc_span_begin(cast.reducer, op->stream, &span);
+
+    if (err)
+        return failed(&cast, err);
+    err = lc_span_wait(&span);
+    for (uint64_t at = 0; !err && result == ncclSuccess && at < op->count; at += most)
+        result = run(&cast, at, op->count - at < most ? op->count - at : most);
+    if (!err && result == ncclSuccess)
+        err = lc_span_record(&span);
+    lc_span_end(&span);
+    return err ? failed(&cast, err) : result;
+}

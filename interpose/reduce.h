@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Reductions with bf16 on NCCL's wire, and the device memory that they pass through.
+ *
+ * One scratch buffer per communicator, made before the vote, never moved or grown after it; what does not fit goes
+ * through it in pieces whose sizes follow from counts and settings alone. All uses of one scratch happen in call order,
+ * whatever their streams and graphs: each ends by recording an event that the next one waits for, by external record
+ * and wait under capture (as NCCL orders its own kernels).
+ */
+#ifndef LC_INTERPOSE_REDUCE_H
+#define LC_INTERPOSE_REDUCE_H
+
+#include "interpose/backend.h"
+#include "interpose/op.h"
+#include "interpose/policy.h"
+#include "interpose/real.h"
+
+/* Used by the thread that calls the communicator's operations; freed after NCCL has ended the communicator. */
+struct lc_reducer {
+    const struct lc_backend *backend;
+    int device;
+    char *scratch;
+    size_t bytes;
+    cudaEvent_t serial; /* behind the last use of the scratch */
+    cudaEvent_t join;   /* between streams of one group */
+    cudaStream_t last;  /* of the last eager use */
+    bool captured;      /* some use is in a graph, which may be replayed at any time */
+
+    /* Within one group: bytes of scratch in use, and the stream that was recorded last. */
+    size_t group_bytes;
+    bool group_recorded;
+    cudaStream_t group_stream;
+};
+
+/* Set-up on the calling thread, never under capture. NULL: not possible here, said once. */
+struct lc_reducer *lc_reducer_new(int device, cudaStream_t stream, size_t bytes);
+
+/* After NCCL has ended the communicator's work. `aborted`: without waiting for longer than a second; what may still be
+ * in use then is left allocated. */
+void lc_reducer_free(struct lc_reducer *reducer, bool aborted);
+
+/* A stretch of our work on a stream: the communicator's device is current and our calls are legal under any capture.
+ * wait puts earlier uses of the scratch in front of it, record marks its end for later ones. Those two return 0 or a
+ * cudaError_t. */
+struct lc_span {
+    struct lc_reducer *reducer;
+    cudaStream_t stream;
+    bool capturing;
+    struct lc_guard guard;
+};
+int lc_span_begin(struct lc_reducer *reducer, cudaStream_t stream, struct lc_span *span);
+int lc_span_wait(struct lc_span *span);
+int lc_span_record(struct lc_span *span);
+void lc_span_end(struct lc_span *span);
+
+/* The factor that packing applies. */
+struct lk_scale lc_scale_of(const struct lc_redop *redop, int ranks);
+
+/* One all-reduce or reduce-scatter outside of a group, choice LC_PATH_CAST. */
+ncclResult_t lc_reduce_cast(const struct lc_op *op, const struct lc_redop *redop,
+                            const struct lc_real *real);
+
+#endif

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "interpose/route.h"
+
+#include "common/log.h"
+#include "interpose/agree.h"
+#include "interpose/comm.h"
+#include "interpose/gather.h"
+#include "interpose/policy.h"
+#include "interpose/process.h"
+#include "interpose/reduce.h"
+
+#define SCRATCH_LEAST ((size_t)1 << 20)
+
+static bool is_collective(enum lc_op_kind kind)
+{
+    return kind != LC_OP_SEND && kind != LC_OP_RECV;
+}
+
+static bool is_captured(const struct lc_backend *backend, cudaStream_t stream)
+{
+    enum cudaStreamCaptureStatus status;
+
+    return backend->cudaStreamIsCapturing(stream, &status) != cudaSuccess ||
+           status != cudaStreamCaptureStatusNone;
+}
+
+/* Local reasons end here: what cannot be set up on this rank withholds its vote, and nothing else. */
+static bool is_set_up(struct lc_comm *comm, cudaStream_t stream)
+{
+    const struct lc_backend *backend;
+    size_t bytes = lc_process_config()->scratch;
+
+    if (comm->reducer)
+        return true;
+    if (comm->no_setup || !lc_agree_wants_setup(comm->agree))
+        return false;
+    backend = lc_backend();
+    if (backend && is_captured(backend, stream))
+        return false; /* at a later call */
+    comm->reducer = lc_reducer_new(atomic_load_explicit(&comm->device, memory_order_relaxed),
+                                   stream, bytes < SCRATCH_LEAST ? SCRATCH_LEAST : bytes);
+    comm->no_setup = !comm->reducer;
+    return comm->reducer != NULL;
+}
+
+static void settle(struct lc_op *op, ncclResult_t result)
+{
+    op->settled = true;
+    op->result = result;
+}
+
+void lc_route(struct lc_op *op, const struct lc_real *real)
+{
+    struct lc_comm *comm = op->comm;
+    struct lc_situation now = { .ranks = comm->facts.ranks,
+                                .committed = true,
+                                .grouped = lc_thread.depth > 0,
+                                .redop = lc_redop_find(&comm->redops, op->redop) };
+    struct lc_choice choice;
+    ncclResult_t result;
+    bool committed, ours;
+
+    if (!is_collective(op->kind))
+        return;
+    choice = lc_policy(op, &now, lc_process_config());
+    ours = choice.path != LC_PATH_NCCL &&
+           atomic_load_explicit(&comm->windows, memory_order_relaxed) == 0;
+    result = lc_agree_next(comm->agree, ours && is_set_up(comm, op->stream), &committed);
+    if (result != ncclSuccess) {
+        settle(op, result);
+        return;
+    }
+    if (!ours || !committed) {
+        op->outcome = ours                          ? LC_NCCL_NOT_COMMITTED
+                      : choice.path == LC_PATH_NCCL ? choice.outcome
+                                                    : LC_NCCL_NO_FASTER_PATH;
+        return;
+    }
+    op->outcome = choice.outcome;
+    if (!now.grouped) {
+        settle(op, lc_reduce_cast(op, &now.redop, real));
+        return;
+    }
+    result = lc_gather_add(op, &choice, &now.redop);
+    op->gathered = result == ncclSuccess;
+    settle(op, result);
+}
