@@ -73,10 +73,13 @@ uint64_t rig_reciprocal(ncclDataType_t type, int n);
 
 struct rig_id {
     uint64_t magic;
-    uint64_t key[2];
+    /* NCCL's bootstrap address stands here: a struct sockaddr_in of the loopback interface, but for its padding. */
+    uint16_t family;
+    uint16_t port;
+    uint8_t address[4];
     int32_t pid; /* of the creator: lets a later process sweep away what a killed one left */
     int32_t zero;
-    uint64_t spare;
+    uint64_t key[2];
 };
 _Static_assert(sizeof(struct rig_id) == RIG_ID_USED, "the rest of the id belongs to others");
 

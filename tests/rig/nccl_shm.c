@@ -15,6 +15,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -80,7 +81,12 @@ static void sweep_stale(void)
 
 struct rig_id rig_id_new(void)
 {
-    struct rig_id id = { .magic = ID_MAGIC, .pid = getpid() };
+    struct rig_id id = {
+        .magic = ID_MAGIC,
+        .family = AF_INET,
+        .address = {127, 0, 0, 1},
+        .pid = getpid()
+    };
 
     if (getrandom(id.key, sizeof(id.key), 0) != sizeof(id.key))
         lcrig_fail("getrandom: %s", strerror(errno));

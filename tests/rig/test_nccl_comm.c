@@ -176,7 +176,7 @@ static int several_communicators_are_made_split_and_destroyed_in_a_group(int ran
 
     ids[0] = meeting_id(meeting, rank);
     ids[1] = ids[0];
-    ids[1].internal[8] ^= 1; /* as good as another id */
+    ids[1].internal[24] ^= 1; /* as good as another id */
     CUDA(cudaSetDevice(rank));
     stream = stream_up();
     NCCL(ncclGroupStart());
