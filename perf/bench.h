@@ -57,6 +57,7 @@ struct lc_bench_case {
     bool inplace;
     bool graph;    /* calls are captured once and replayed */
     bool sendrecv; /* all-to-all as a group of sends and receives */
+    int tensors;   /* all-reduce as a group of so many, of equal size but for the last */
     unsigned bits; /* significant bits of a sum, at most */
     uint64_t seed;
 };
@@ -77,6 +78,7 @@ struct lc_bench_options {
     bool inplace;
     bool graph;
     bool sendrecv;
+    int tensors;
     unsigned bits;
     double budget_s;
     int timeout_s;

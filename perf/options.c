@@ -24,6 +24,7 @@ static const char usage_text[] =
     "  --variants LIST              nccl, loongcomm (both)\n"
     "  --inplace                    all-reduce within one buffer\n"
     "  --sendrecv                   all-to-all as a group of sends and receives\n"
+    "  --tensors N                  all-reduce the buffer in N parts, as one group (1)\n"
     "  --graph                      capture the calls once and replay them\n"
     "  --bits N                     an all-reduce's sums have at most N significant bits (20);\n"
     "                               8 are exact through a bf16 wire\n"
@@ -44,6 +45,7 @@ enum option_id {
     OPT_VARIANTS,
     OPT_INPLACE,
     OPT_SENDRECV,
+    OPT_TENSORS,
     OPT_GRAPH,
     OPT_BITS,
     OPT_ROUNDS,
@@ -66,6 +68,7 @@ static const struct option long_options[] = {
     { "variants", required_argument, NULL, OPT_VARIANTS},
     { "inplace",  no_argument,       NULL, OPT_INPLACE },
     { "sendrecv", no_argument,       NULL, OPT_SENDRECV},
+    { "tensors",  required_argument, NULL, OPT_TENSORS },
     { "graph",    no_argument,       NULL, OPT_GRAPH   },
     { "bits",     required_argument, NULL, OPT_BITS    },
     { "rounds",   required_argument, NULL, OPT_ROUNDS  },
@@ -274,6 +277,7 @@ static int parse_one(int id, const char *text, struct lc_bench_options *o)
     case OPT_VARIANTS: return parse_variants(text, o->variants);
     case OPT_INPLACE: o->inplace = true; return 0;
     case OPT_SENDRECV: o->sendrecv = true; return 0;
+    case OPT_TENSORS: return parse_int(text, 1, &o->tensors);
     case OPT_GRAPH: o->graph = true; return 0;
     case OPT_BITS:
         err = parse_long(text, 1, 40, &bits);
@@ -300,6 +304,10 @@ static int check_together(const struct lc_bench_options *o)
         fprintf(stderr, "loongcomm-bench: --inplace is for allreduce\n");
         return -EINVAL;
     }
+    if (o->tensors > 1 && o->op != LC_BENCH_ALLREDUCE) {
+        fprintf(stderr, "loongcomm-bench: --tensors is for allreduce\n");
+        return -EINVAL;
+    }
     if (o->sendrecv && o->op != LC_BENCH_ALLTOALL) {
         fprintf(stderr, "loongcomm-bench: --sendrecv is for alltoall\n");
         return -EINVAL;
@@ -312,6 +320,7 @@ int lc_bench_options_parse(int argc, char **argv, struct lc_bench_options *out)
     struct lc_bench_options o = {
         .warmup = -1,
         .variants = {true, true},
+        .tensors = 1,
         .bits = 20,
         .budget_s = 60,
         .timeout_s = 60,

@@ -202,7 +202,7 @@ int lc_bench_output_open(const struct lc_bench *bench, int argc, char **argv,
     if (output->csv_file.out)
         fprintf(
             output->csv_file.out,
-            "op,bytes,dtype,ranks,live,live_drawn,inplace,graph,sendrecv,variant,median_us,p10_us,"
+            "op,bytes,dtype,ranks,live,live_drawn,inplace,graph,sendrecv,tensors,variant,median_us,p10_us,"
             "p99_us,algbw,busbw,verified,samples,inner,slots,ratio,ratio_p10,ratio_p90\n");
     begin_table(bench);
     *out = output;
@@ -236,6 +236,8 @@ static void print_row(const struct lc_bench *bench, const struct lc_bench_case *
     char text[64] = "";
 
     lc_bench_size_text(kase->bytes, size, sizeof(size));
+    if (kase->tensors > 1)
+        snprintf(size + strlen(size), sizeof(size) - strlen(size), "/%d", kase->tensors);
     if (ratio && variant == LC_BENCH_OURS)
         snprintf(text, sizeof(text), "%.3f (%.3f..%.3f)", ratio->median, ratio->p10, ratio->p99);
     printf("%8s %-7s %5g %-10s %12.2f %12.2f %12.2f %8.2f %8.2f  %-21s %s\n", size,
@@ -262,6 +264,7 @@ static void write_record(struct lc_bench_output *output, const struct lc_bench_c
     key_bool(json, "inplace", kase->inplace);
     key_bool(json, "graph", kase->graph);
     key_bool(json, "sendrecv", kase->sendrecv);
+    key_int(json, "tensors", kase->tensors);
     key_string(json, "variant", lc_bench_variant_names[variant]);
     key_double(json, "median_us", f->median);
     key_double(json, "p10_us", f->p10);
@@ -293,12 +296,13 @@ static void write_csv(FILE *out, const struct lc_bench *bench, const struct lc_b
                       enum lc_bench_variant variant, const struct lc_bench_result *result,
                       const struct figures *f, const struct figures *ratio)
 {
-    fprintf(out, "%s,%zu,%s,%d,%g,%.4f,%d,%d,%d,%s,%.3f,%.3f,%.3f,%.4f,%.4f,%d,%zu,%d,%d,",
+    fprintf(out, "%s,%zu,%s,%d,%g,%.4f,%d,%d,%d,%d,%s,%.3f,%.3f,%.3f,%.4f,%.4f,%d,%zu,%d,%d,",
             lc_bench_op_names[kase->op], kase->bytes, lc_bench_dtypes[kase->dtype].name,
             bench->ranks, kase->live, lc_bench_live_share(kase, bench->ranks), kase->inplace,
-            kase->graph, kase->sendrecv, lc_bench_variant_names[variant], f->median, f->p10, f->p99,
-            lc_bench_algbw(kase, f->median), lc_bench_busbw(kase, bench->ranks, f->median), 1,
-            result->series[variant].count, result->inner, result->slots);
+            kase->graph, kase->sendrecv, kase->tensors, lc_bench_variant_names[variant], f->median,
+            f->p10, f->p99, lc_bench_algbw(kase, f->median),
+            lc_bench_busbw(kase, bench->ranks, f->median), 1, result->series[variant].count,
+            result->inner, result->slots);
     if (ratio && variant == LC_BENCH_OURS)
         fprintf(out, "%.4f,%.4f,%.4f\n", ratio->median, ratio->p10, ratio->p99);
     else

@@ -248,6 +248,23 @@ static int send_receive(struct worker *w, const char *send, char *recv)
     return 0;
 }
 
+/* Parts begin at multiples of 16 bytes, as tensors of a framework do; the last one takes what is left. */
+static int grouped(struct worker *w, const char *send, char *recv)
+{
+    const struct lc_bench_dtype *dtype = &lc_bench_dtypes[w->kase.dtype];
+    size_t part = (w->kase.bytes / (size_t)w->kase.tensors + 15) / 16 * 16;
+    size_t bytes;
+
+    NCCL(w, GroupStart());
+    for (size_t at = 0; at < w->kase.bytes; at += bytes) {
+        bytes = w->kase.bytes - at < part ? w->kase.bytes - at : part;
+        NCCL(w, AllReduce(send + at, recv + at, bytes / dtype->size, dtype->nccl, ncclSum, w->comm,
+                          w->stream));
+    }
+    NCCL(w, GroupEnd());
+    return 0;
+}
+
 static int one_call(struct worker *w, int slot)
 {
     const struct lc_bench_dtype *dtype = &lc_bench_dtypes[w->kase.dtype];
@@ -255,6 +272,8 @@ static int one_call(struct worker *w, int slot)
     char *recv = w->recv + (size_t)slot * w->stride;
     size_t count = w->kase.bytes / dtype->size;
 
+    if (w->kase.op == LC_BENCH_ALLREDUCE && w->kase.tensors > 1)
+        return grouped(w, send, recv);
     if (w->kase.op == LC_BENCH_ALLREDUCE) {
         NCCL(w, AllReduce(send, recv, count, dtype->nccl, ncclSum, w->comm, w->stream));
         return 0;
