@@ -113,15 +113,18 @@ static int read_key(const cJSON *item, struct record *out)
     double ranks;
     double live;
     double tensors = 1;
+    char group[32] = "";
 
     if (cJSON_HasObjectItem(item, "tensors") && get_number(item, "tensors", 1, 1e9, &tensors))
         return -EINVAL;
     if (!op || !dtype || get_number(item, "bytes", 1, 0x1p60, &bytes) ||
         get_number(item, "ranks", 1, 1e6, &ranks) || get_number(item, "live", 0, 1, &live))
         return -EINVAL;
-    snprintf(out->key, sizeof(out->key), "%s %.0f bytes %s in %.0f, %.0f ranks, live %g %s %s %s",
-             op, bytes, dtype, tensors, ranks, live, flag_text(item, "inplace"),
-             flag_text(item, "graph"), flag_text(item, "sendrecv"));
+    if (tensors > 1)
+        snprintf(group, sizeof(group), " in %.0f tensors", tensors);
+    snprintf(out->key, sizeof(out->key), "%s %.0f bytes%s %s, %.0f ranks, live %g %s %s %s", op,
+             bytes, group, dtype, ranks, live, flag_text(item, "inplace"), flag_text(item, "graph"),
+             flag_text(item, "sendrecv"));
     for (size_t end = strlen(out->key); end > 0 && out->key[end - 1] == ' '; end--)
         out->key[end - 1] = '\0';
     return 0;
