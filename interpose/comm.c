@@ -89,6 +89,12 @@ static struct lc_comm *old_entry(uint32_t index)
     return atomic_load_explicit(&chunks[index / CHUNK], memory_order_acquire) + index % CHUNK;
 }
 
+/* For an index that has been handed out: its chunk is there. */
+static struct lc_comm *made_entry(uint32_t index)
+{
+    return &atomic_load_explicit(&chunks[index / CHUNK], memory_order_acquire)[index % CHUNK];
+}
+
 static struct lc_comm *make_entry(void)
 {
     uint32_t index = atomic_load_explicit(&fresh, memory_order_relaxed);
@@ -112,7 +118,7 @@ static struct lc_comm *make_entry(void)
         }
     } while (!atomic_compare_exchange_weak_explicit(&fresh, &index, index + 1, memory_order_relaxed,
                                                     memory_order_relaxed));
-    return entry_at(index);
+    return made_entry(index);
 }
 
 static struct lc_comm *take_entry(void)
