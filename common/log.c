@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/log.h"
 
+#include "common/output.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <unistd.h>
+
+#define LINE 512 /* longer ones are cut */
 
 enum lc_log_level lc_log_max = LC_LOG_WARN;
 
@@ -17,9 +21,12 @@ static int log_fd = STDERR_FILENO;
 static void sink_fd(enum lc_log_level level, const char *file, int line, const char *text)
 {
     static const char names[] = "EWIDT";
+    char whole[LINE + 128];
+    int len = snprintf(whole, sizeof(whole), "loongcomm[%d] %c %s:%d %s\n", (int)getpid(),
+                       names[level], file, line, text);
 
-    dprintf(__atomic_load_n(&log_fd, __ATOMIC_RELAXED), "loongcomm[%d] %c %s:%d %s\n",
-            (int)getpid(), names[level], file, line, text);
+    if (len > 0 && (size_t)len < sizeof(whole))
+        (void)lc_output_write(__atomic_load_n(&log_fd, __ATOMIC_RELAXED), whole, (size_t)len);
 }
 
 static lc_log_sink *current_sink = sink_fd;
@@ -47,7 +54,7 @@ int lc_log_open_file(const char *path)
 
 void lc_log_write(enum lc_log_level level, const char *file, int line, const char *fmt, ...)
 {
-    char text[512];
+    char text[LINE];
     int saved_errno = errno;
     va_list ap;
 

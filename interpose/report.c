@@ -3,6 +3,7 @@
 
 #include "common/cleanup.h"
 #include "common/log.h"
+#include "common/output.h"
 #include "interpose/process.h"
 
 #include <errno.h>
@@ -98,21 +99,6 @@ static int create_file(const char *dir, const struct lc_report *report, const ch
     return fd;
 }
 
-static int write_all(int fd, const char *text, size_t size)
-{
-    while (size) {
-        ssize_t done = write(fd, text, size);
-
-        if (done < 0 && errno != EINTR)
-            return -errno;
-        if (done > 0) {
-            text += done;
-            size -= (size_t)done;
-        }
-    }
-    return 0;
-}
-
 /* The whole text at once, so that several processes' reports do not mix. */
 static int render(const struct lc_report *report, bool json, bool whole, char **text, size_t *size)
 {
@@ -150,7 +136,7 @@ static void deliver(const struct lc_report *report, const struct lc_config *conf
     }
     if (*config->dir)
         fd = create_file(config->dir, report, json ? "json" : "txt");
-    err = fd < 0 ? fd : write_all(fd, text, size);
+    err = fd < 0 ? fd : lc_output_write(fd, text, size);
     if (err && *config->dir)
         lc_warn("cannot write a report into %s: %s", config->dir, strerror(-err));
     if (fd >= 0 && *config->dir)

@@ -7,6 +7,7 @@ with NCCL), locks, noop, fake_RELEASE, symbols (prints what lib must export)."""
 import json
 import os
 import re
+import resource
 import shutil
 import stat
 import statistics
@@ -172,6 +173,24 @@ def folder_gets_one_file_per_process():
             check('hint: 200 of 201' in open(os.path.join(folder, name)).read(), name)
     done = run('app', 'many_small', LOONGCOMM_DIR=os.path.join(PATHS['app'], 'x'))
     check('cannot write a report into' in done.stderr, done.stderr)
+
+
+def output_that_nobody_takes_does_not_end_the_program():
+    """A closed pipe and a limit of file size raise signals that end a program that does not expect them."""
+    env = dict(os.environ, LD_PRELOAD=PATHS['lib'], LD_LIBRARY_PATH=nccl_folder('fake_' + NEWEST))
+    reader, writer = os.pipe()
+    os.close(reader)
+    for more in ({}, {'LOONGCOMM_REPORT': 'off', 'LOONGCOMM_LOG_LEVEL': 'trace'}):
+        done = subprocess.run([PATHS['app'], 'many_small'], env=dict(env, **more), stdout=subprocess.PIPE,
+                              stderr=writer, timeout=60)
+        check((done.returncode, done.stdout) == (0, b'done\n'), more, done.returncode)
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
+    for more in ({'LOONGCOMM_DIR': TMP}, {'LOONGCOMM_LOG_FILE': os.path.join(TMP, 'log'), 'LOONGCOMM_LOG_LEVEL': 'trace'}):
+        done = subprocess.run([PATHS['app'], 'many_small'], env=dict(env, **more), capture_output=True, timeout=60,
+                              preexec_fn=limit)
+        check((done.returncode, done.stdout) == (0, b'done\n'), more, done.returncode)
 
 
 def switched_off_passes_straight_through():

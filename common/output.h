@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef LC_COMMON_OUTPUT_H
+#define LC_COMMON_OUTPUT_H
+
+#include <stddef.h>
+
+/* Writes all of it; 0 or -errno. The program that we are loaded into may not expect anything to be written: a
+ * pipe that nobody reads (SIGPIPE) or a file at its size limit (SIGXFSZ) is an error here, and the signal that
+ * would end the program does not reach it. */
+int lc_output_write(int fd, const char *text, size_t size);
+
+#endif
