@@ -5,6 +5,7 @@
 #include "perf/bench.h"
 
 #include "common/cleanup.h"
+#include "common/config.h"
 #include "common/json.h"
 
 #include <errno.h>
@@ -144,6 +145,21 @@ static void write_machine(struct lc_bench_output *output)
     lc_json_end(json);
 }
 
+/* What the preloaded workers were told: settings that are not the default. They decide what was measured. */
+static void write_settings(struct lc_json *json)
+{
+    struct lc_config_entry entries[64];
+    size_t count = lc_config_list(entries, sizeof(entries) / sizeof(*entries));
+
+    lc_json_key(json, "settings");
+    lc_json_object(json);
+    for (size_t i = 0; i < count && i < sizeof(entries) / sizeof(*entries); i++) {
+        if (strcmp(entries[i].value, entries[i].dflt) != 0)
+            key_string(json, entries[i].name, entries[i].value);
+    }
+    lc_json_end(json);
+}
+
 static void begin_json(struct lc_bench_output *output, int argc, char **argv)
 {
     struct lc_json *json = &output->json;
@@ -157,6 +173,7 @@ static void begin_json(struct lc_bench_output *output, int argc, char **argv)
     for (int i = 0; i < argc; i++)
         lc_json_string(json, argv[i]);
     lc_json_end(json);
+    write_settings(json);
     lc_json_key(json, "records");
     lc_json_array(json);
 }
