@@ -2,6 +2,7 @@
  *
  * A libnccl.so.2 for programs that open NCCL with dlopen, where preloading has no effect. The functions that we
  * replace go to libloongcomm.so, all others to the real NCCL. Nothing happens before the first call. */
+#include "common/cleanup.h"
 #include "common/config.h"
 #include "common/log.h"
 #include "interpose/proxy/search.h"
@@ -16,6 +17,8 @@
 /* ncclResult_t, without NCCL's header: the proxy must not depend on one release. */
 #define SYSTEM_ERROR  2
 #define INVALID_USAGE 5
+
+#define MAX_SETTINGS 64
 
 enum returns {
     RETURNS_result,
@@ -64,16 +67,27 @@ static const char *no_text(void)
     return "loongcomm: the real NCCL was not found, or is too old for this call";
 }
 
+/* Read once; of threads that do so at the same time one publishes (release) what all get (acquire). */
 static const char *nccl_setting(void)
 {
-    static struct lc_config_entry entries[64]; /* the texts live as long as the process */
-    size_t count = lc_config_list(entries, sizeof(entries) / sizeof(*entries));
+    static _Atomic(const char *) setting;
+    const char *known = atomic_load_explicit(&setting, memory_order_acquire);
+    lc_autofree struct lc_config_entry *entries = NULL;
+    const char *mine = "";
+    size_t count;
 
-    for (size_t i = 0; i < count && i < sizeof(entries) / sizeof(*entries); i++) {
+    if (known)
+        return known;
+    entries = calloc(MAX_SETTINGS, sizeof(*entries));
+    count = entries ? lc_config_list(entries, MAX_SETTINGS) : 0;
+    for (size_t i = 0; i < count && i < MAX_SETTINGS; i++) {
         if (strcmp(entries[i].name, "LOONGCOMM_NCCL") == 0)
-            return entries[i].value;
+            mine = entries[i].value; /* lives as long as the process */
     }
-    return "";
+    return atomic_compare_exchange_strong_explicit(&setting, &known, mine, memory_order_acq_rel,
+                                                   memory_order_acquire)
+               ? mine
+               : known;
 }
 
 /* The preloaded one, else the one beside us or in the folder above. */

@@ -358,6 +358,11 @@ def proxy_is_resolved_by_many_threads_at_once():
     check(loaded(done) == used_fake(), done.stdout)
 
 
+def proxy_searches_in_many_threads_at_once():
+    done = run('opener', 'search_in_vain', preload=(), folders=[proxy_folder()], LOONGCOMM_NCCL='/nowhere')
+    check(done.stderr.count('\n') == 1, done.stderr)
+
+
 def proxy_does_nothing_before_the_first_call():
     done = run('opener', 'nothing', preload=(), folders=[proxy_folder()])
     check(done.stderr == '', done.stderr)

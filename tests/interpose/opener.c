@@ -99,6 +99,29 @@ static void race(void)
     print_maps();
 }
 
+/* Every call searches, and finds no NCCL. */
+static void *search(void *barrier)
+{
+    int version = 0;
+
+    (void)pthread_barrier_wait(barrier);
+    for (int i = 0; i < 1000; i++)
+        CHECK(NCCL(ncclGetVersion)(&version) == ncclSystemError);
+    return NULL;
+}
+
+static void search_in_vain(void)
+{
+    pthread_barrier_t barrier;
+    pthread_t threads[4];
+
+    CHECK(pthread_barrier_init(&barrier, NULL, 4) == 0);
+    for (int i = 0; i < 4; i++)
+        CHECK(pthread_create(&threads[i], NULL, search, &barrier) == 0);
+    for (int i = 0; i < 4; i++)
+        CHECK(pthread_join(threads[i], NULL) == 0);
+}
+
 int main(int argc, char **argv)
 {
     CHECK(argc > 1);
@@ -114,6 +137,8 @@ int main(int argc, char **argv)
         arguments();
     else if (strcmp(argv[1], "race") == 0)
         race();
+    else if (strcmp(argv[1], "search_in_vain") == 0)
+        search_in_vain();
     else
         CHECK(strcmp(argv[1], "nothing") == 0);
     printf("done\n");
