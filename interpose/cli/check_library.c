@@ -141,7 +141,7 @@ void lc_cli_check_library(struct lc_cli_doctor *doctor)
                     "this command is version " LC_VERSION ", the library beside it %s", text);
         lc_cli_remedy(&doctor->findings, "reinstall loongcomm");
     }
-    doctor->preload = lc_cli_list_with(getenv("LD_PRELOAD"), path, LC_CLI_PRELOAD_SEPARATORS);
+    doctor->preload = lc_cli_list_with(getenv("LD_PRELOAD"), path, LC_CLI_PRELOAD_SEPARATORS, true);
 }
 
 static size_t entries_of(const char *folder)

@@ -41,8 +41,9 @@ const char *lc_cli_unlistable(const char *path, const char *separators);
 #define LC_CLI_PRELOAD_SEPARATORS      " :"
 #define LC_CLI_LIBRARY_PATH_SEPARATORS ":;"
 
-/* `old` (may be NULL) with `path` in front, unless it is there already; the caller frees. NULL: no memory. */
-char *lc_cli_list_with(const char *old, const char *path, const char *separators);
+/* `old` (may be NULL) with `path` in front, unless it is there already: anywhere, or in the first place. The
+ * caller frees. NULL: no memory. */
+char *lc_cli_list_with(const char *old, const char *path, const char *separators, bool anywhere);
 
 /* Calls visit for each entry of a list; an entry is cut at PATH_MAX - 1 bytes. */
 void lc_cli_list_each(const char *list, const char *separators,

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "common/cleanup.h"
 #include "interpose/cli/cli.h"
 
 #include <errno.h>
@@ -121,14 +122,16 @@ static void compare(const char *entry, void *arg)
         same->found |= a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
-char *lc_cli_list_with(const char *old, const char *path, const char *separators)
+char *lc_cli_list_with(const char *old, const char *path, const char *separators, bool anywhere)
 {
     struct same same = { .path = path };
+    lc_autofree char *first = NULL;
     char *joined = NULL;
 
     if (!old || !*old)
         return strdup(path);
-    lc_cli_list_each(old, separators, compare, &same);
+    first = strndup(old, strcspn(old, separators));
+    lc_cli_list_each(anywhere ? old : first, separators, compare, &same);
     if (same.found)
         return strdup(old);
     return asprintf(&joined, "%s:%s", path, old) < 0 ? NULL : joined;

@@ -157,7 +157,9 @@ static int parse(int argc, char **argv, struct options *out)
     return LC_CLI_FINE;
 }
 
-static int put_in_front(const char *variable, const char *path, const char *separators)
+/* Among preloaded libraries ours may stand anywhere; of folders the first that holds an NCCL is taken. */
+static int put_in_front(const char *variable, const char *path, const char *separators,
+                        bool anywhere)
 {
     const char *why = lc_cli_unlistable(path, separators);
     lc_autofree char *list = NULL;
@@ -169,7 +171,7 @@ static int put_in_front(const char *variable, const char *path, const char *sepa
                    path, why, variable, variable);
         return LC_CLI_FINDING;
     }
-    list = lc_cli_list_with(getenv(variable), path, separators);
+    list = lc_cli_list_with(getenv(variable), path, separators, anywhere);
     if (!list || setenv(variable, list, 1) != 0) {
         lc_cli_say("run: cannot set %s: out of memory", variable);
         return LC_CLI_FINDING;
@@ -187,13 +189,13 @@ static int arrange(bool proxy)
                 "run: loongcomm's own libnccl.so.2 is not beside libloongcomm.so; reinstall");
             return LC_CLI_FINDING;
         }
-        return put_in_front("LD_LIBRARY_PATH", path, LC_CLI_LIBRARY_PATH_SEPARATORS);
+        return put_in_front("LD_LIBRARY_PATH", path, LC_CLI_LIBRARY_PATH_SEPARATORS, false);
     }
     if (lc_cli_find_library(path) != 0) {
         lc_cli_say("run: libloongcomm.so is not beside this program nor in ../lib; reinstall");
         return LC_CLI_FINDING;
     }
-    return put_in_front("LD_PRELOAD", path, LC_CLI_PRELOAD_SEPARATORS);
+    return put_in_front("LD_PRELOAD", path, LC_CLI_PRELOAD_SEPARATORS, true);
 }
 
 int lc_cli_run(int argc, char **argv)

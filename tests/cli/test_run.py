@@ -114,7 +114,8 @@ class Run(CliTest):
         with open(os.path.join(folder, "libnccl.so.2"), "w"):
             pass
         for old, new in ((None, folder), ("/a b:/c", folder + ":/a b:/c"),
-                         ("/a:" + folder, "/a:" + folder)):
+                         (folder + ":/a", folder + ":/a"),
+                         ("/a:" + folder, folder + ":/a:" + folder)):
             result = call("run", "--proxy", "--", *PRINT, cli=command, LD_LIBRARY_PATH=old)
             self.assertEqual(result.stdout.split("\n")[:2], ["", new])
 
