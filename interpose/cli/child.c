@@ -77,6 +77,53 @@ static void apply_environment(const char *const *env)
     }
 }
 
+/* Signals that end us, and the group of the child that must not outlive us (0: none). */
+static const int ending[] = { SIGHUP, SIGINT, SIGQUIT, SIGTERM };
+#define ENDING (sizeof(ending) / sizeof(*ending))
+static volatile sig_atomic_t group;
+
+static void end_with_group(int number)
+{
+    if (group > 0)
+        (void)kill(-(pid_t)group, SIGKILL);
+    (void)signal(number, SIG_DFL);
+    (void)raise(number); /* delivered when this handler returns */
+}
+
+/* What was there before, for signals_restore. */
+struct signals {
+    struct sigaction action[ENDING];
+    struct sigaction child;
+    sigset_t mask;
+};
+
+/* Leaves the ending signals blocked, since `group` is not known before the fork. */
+static void signals_take(struct signals *before)
+{
+    const struct sigaction plain = { .sa_handler = SIG_DFL };
+    const struct sigaction ours = { .sa_handler = end_with_group };
+    sigset_t block;
+
+    (void)sigemptyset(&block);
+    for (size_t i = 0; i < ENDING; i++) {
+        (void)sigaddset(&block, ending[i]);
+        (void)sigaction(ending[i], NULL, &before->action[i]);
+        if (before->action[i].sa_handler != SIG_IGN)
+            (void)sigaction(ending[i], &ours, NULL);
+    }
+    (void)sigprocmask(SIG_BLOCK, &block, &before->mask);
+    (void)sigaction(SIGCHLD, &plain, &before->child); /* where it is ignored, exit codes are lost */
+}
+
+static void signals_restore(const struct signals *before)
+{
+    group = 0;
+    for (size_t i = 0; i < ENDING; i++)
+        (void)sigaction(ending[i], &before->action[i], NULL);
+    (void)sigaction(SIGCHLD, &before->child, NULL);
+    (void)sigprocmask(SIG_SETMASK, &before->mask, NULL);
+}
+
 /* A fork of a process with one thread, so anything may be called. */
 static __attribute__((noreturn)) void become(const struct lc_cli_child *child,
                                              const struct pipes *pipes, pid_t parent)
@@ -210,6 +257,7 @@ static void attend(pid_t pid, int64_t timeout_ms, struct pipes *pipes, struct lc
 void lc_cli_child_run(const struct lc_cli_child *child, struct lc_cli_outcome *out)
 {
     pid_t parent = getpid();
+    struct signals before;
     struct pipes pipes;
     int err = open_pipes(&pipes);
     pid_t pid = -1;
@@ -217,17 +265,23 @@ void lc_cli_child_run(const struct lc_cli_child *child, struct lc_cli_outcome *o
     memset(out, 0, sizeof(*out));
     if (!err) {
         (void)fflush(NULL);
+        signals_take(&before);
         pid = fork();
         err = pid < 0 ? -errno : 0;
+        if (pid <= 0)
+            signals_restore(&before);
     }
     if (pid == 0)
         become(child, &pipes, parent);
     close_all(pipes.writer);
     if (pid > 0) {
         (void)setpgid(pid, pid); /* whoever comes first, so that kill(-pid) finds the group */
+        group = pid;
+        (void)sigprocmask(SIG_SETMASK, &before.mask, NULL);
         attend(pid, child->timeout_ms, &pipes, out);
         if (read(pipes.reader[STATUS], &err, sizeof(err)) == (ssize_t)sizeof(err))
             err = -err;
+        signals_restore(&before);
     }
     if (err) {
         out->end = LC_CLI_NOT_STARTED;

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 import os
 import shutil
+import signal
+import subprocess
 import sys
 import time
 import unittest
 
-from cli import LIBRARY, CliTest, call
+from cli import CLI, LIBRARY, CliTest, call, environment
 
 SEVERITIES = ("error", "warning", "info", "ok")
 
@@ -336,6 +338,40 @@ raise ImportError("\\x1b[2J" + "x" * 100000)""")
             self.assert_finding(findings, "command-failed", "error", text)
         findings = self.doctor("--timeout", "3", "--", "sleep", "300", code=1, PYTHONPATH=site)
         self.assert_finding(findings, "command-failed", "error", "3.0 s")
+
+    def test_ends_of_children_are_told_where_the_caller_ignores_them(self):
+        """Who ignores SIGCHLD hands that on, and the kernel then keeps no exit codes."""
+        command = ("import signal, os, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); "
+                   "os.execv(sys.argv[1], sys.argv[1:])")
+        result = call("-c", command, CLI, "doctor", "--json", "--", "false", cli=sys.executable)
+        findings = {f["id"]: f for f in self.document(result)["findings"]}
+        self.assert_finding(findings, "command-failed", "error", "exit code 1")
+
+    def test_interrupted_doctor_takes_the_command_with_it(self):
+        """All of its processes: a launcher's workers would keep the GPUs."""
+        script = 'sleep 300 & echo $! > "$0.new"; mv "$0.new" "$0"; wait'
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            marker = self.path(str(int(number)))
+            doctor = subprocess.Popen([CLI, "doctor", "--python", "/bin/false", "--", "sh", "-c", script, marker],
+                                      env=environment(TMPDIR=self.folder), stdin=subprocess.DEVNULL,
+                                      stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            deadline = time.monotonic() + 30
+            while not os.path.exists(marker) and time.monotonic() < deadline:
+                time.sleep(0.02)
+            with open(marker) as f:
+                worker = "/proc/%s/stat" % f.read().strip()
+            doctor.send_signal(number)
+            self.assertEqual(doctor.wait(30), -number)
+            while time.monotonic() < deadline:
+                try:
+                    with open(worker) as f:
+                        if f.read().rsplit(")", 1)[1].split()[0] == "Z":
+                            break
+                except FileNotFoundError:
+                    break
+                time.sleep(0.02)
+            else:
+                self.fail("the worker lives on")
 
     def test_forged_reports_are_contained(self):
         script = self.write("forge", """#!/bin/sh
