@@ -18,6 +18,24 @@ def add_calls(node, calls):
             add_calls(item, calls)
 
 
+def add_paths(node, paths):
+    """Adds up the calls of each path ("nccl", "cast", "packed") over all operations of one report."""
+    for item in node if isinstance(node, list) else node.values() if isinstance(node, dict) else ():
+        add_paths(item, paths)
+    if isinstance(node, dict) and "op" in node:
+        for path in node["paths"]:
+            paths[path["path"]] = paths.get(path["path"], 0) + path["calls"]
+
+
+def read_paths(folder):
+    """{path: calls} of all processes together."""
+    paths = {}
+    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
+        with open(os.path.join(folder, name)) as text:
+            add_paths(json.load(text), paths)
+    return paths
+
+
 def read_all(folder, problems):
     """[{operation: calls}], one for each process that counted any."""
     reports = []

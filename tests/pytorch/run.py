@@ -37,6 +37,10 @@ class Outcome:
         self.output = {}  # rank -> path of its output
 
 
+BF16_SCRIPTS = ["ddp_transformer", "fsdp2", "moe_padded"]
+BF16_BOUND = 2e-2  # of a loss, relative
+
+
 def free_port():
     """Below the range that outgoing connections take theirs from, since the rank that listens starts later."""
     for port in random.sample(range(20000, 32000), 200):
@@ -118,7 +122,7 @@ class Runner:
         self.rows = []
         self.failed = 0
 
-    def environment(self, out, variant):
+    def environment(self, out, variant, settings=None):
         env = dict(os.environ, JOB_OUT=out, PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1")
         for name in [n for n in env if n.startswith("LOONGCOMM_")] + ["LD_PRELOAD"]:
             env.pop(name, None)
@@ -126,6 +130,7 @@ class Runner:
             env.update(LOONGCOMM_REPORT="json", LOONGCOMM_DIR=os.path.join(out, "report"),
                        LOONGCOMM_HOSTID="one")  # whatever NCCL_HOSTID says: see job.share_gpus
             os.mkdir(env["LOONGCOMM_DIR"], 0o700)
+            env.update(settings or {})
             if variant == "preloaded":
                 env["LD_PRELOAD"] = self.options.library
         return env
@@ -135,10 +140,10 @@ class Runner:
         os.mkdir(out)
         return out
 
-    def launch(self, name, variant, ranks, command):
+    def launch(self, name, variant, ranks, command, settings=None):
         """One process per rank."""
         out = self.new_folder(name)
-        env = self.environment(out, variant)
+        env = self.environment(out, variant, settings)
         env.update(WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1",
                    MASTER_PORT=str(free_port()))
         outcome = Outcome()
@@ -235,7 +240,9 @@ def run_set(runner, ranks, scripts):
     label = "set"
     plain = runner.launch("plain%d" % ranks, "plain", ranks, command)
     runner.row(label + " plain", ranks, plain, 0, plain.problems)
-    loaded = runner.launch("preloaded%d" % ranks, "preloaded", ranks, command)
+    # With more than two ranks NCCL adds a packed group in another order than its parts one by one.
+    settings = {"LOONGCOMM_COALESCE": "no"} if ranks > 2 else {}
+    loaded = runner.launch("preloaded%d" % ranks, "preloaded", ranks, command, settings)
     compared, differ = differences(plain, loaded)
     problems = loaded.problems + differ
     if differ:
@@ -245,11 +252,44 @@ def run_set(runner, ranks, scripts):
             "differ too: %s" % "; ".join(unstable[:3]) if unstable else "are equal"))
     if not scripts and not runner.options.no_report:
         problems += check_reports(loaded, ranks, EXPECTED)
+        problems += check_path(loaded, "packed", ranks == 2)
     runner.row(label + " preloaded", ranks, loaded, compared, problems)
     first = loaded.records.get(0, {})
     print("    seconds, preloaded, rank 0: " + ", ".join(
         "%s %.1f" % (name, record["seconds"]) for name, record in first.items()), flush=True)
     return plain
+
+
+def check_path(outcome, path, wanted):
+    calls = exit_report.read_paths(outcome.report)
+    if (calls.get(path, 0) > 0) != wanted:
+        return ["%s calls took the path \"%s\": %s" % ("no" if wanted else "some", path, calls)]
+    return []
+
+
+def run_bf16(runner, ranks, plain):
+    """Training with bf16 on the wire: the same losses but for rounding."""
+    command = [sys.executable, os.path.join(HERE, "all.py")] + BF16_SCRIPTS
+    settings = {"LOONGCOMM_ALLREDUCE_WIRE": "bf16", "LOONGCOMM_MIN_BYTES": "1k"}
+    outcome = runner.launch("bf16_%d" % ranks, "preloaded", ranks, command, settings)
+    problems, compared, largest = list(outcome.problems), 0, 0.0
+    for rank, scripts in sorted(outcome.records.items()):
+        for name in BF16_SCRIPTS:
+            ours, theirs = (one.records.get(rank, {}).get(name, {}).get("losses", []) for one in (outcome, plain))
+            if len(ours) != len(theirs) or not ours:
+                problems.append("rank %d: %s: %d losses, plain %d" % (rank, name, len(ours), len(theirs)))
+                continue
+            for a, b in zip(ours, theirs):
+                error = abs(float.fromhex(a) - float.fromhex(b)) / max(abs(float.fromhex(b)), 1e-6)
+                largest = max(largest, error)
+                compared += 1
+                if not error <= BF16_BOUND:
+                    problems.append("rank %d: %s: loss %s, plain %s" % (rank, name, float.fromhex(a), float.fromhex(b)))
+    if not runner.options.no_report:
+        problems += check_path(outcome, "cast", True)
+    print("    bf16 on the wire, %d ranks: largest relative difference of a loss %.1e (bound %.0e)" %
+          (ranks, largest, BF16_BOUND))
+    runner.row("set bf16 wire", ranks, outcome, compared, problems)
 
 
 def run_torchrun(runner, plain):
@@ -310,6 +350,8 @@ def main():
     try:
         for ranks in [int(n) for n in options.ranks.split(",")]:
             plain = run_set(runner, ranks, options.scripts)
+            if ranks <= 4 and not options.scripts and not plain.problems:
+                run_bf16(runner, ranks, plain)
             if ranks == 2 and not options.no_torchrun and not options.scripts:
                 run_torchrun(runner, plain)
     finally:
