@@ -158,10 +158,14 @@ static ncclResult_t decide(struct lc_agree *agree)
 
 ncclResult_t lc_agree_next(struct lc_agree *agree, bool ready, bool *committed)
 {
-    uint64_t before = agree->count++;
-    bool epoch = lc_is_epoch(agree->count);
-    ncclResult_t result = ncclSuccess;
+    ncclResult_t result = lc_agree_error(agree);
+    uint64_t before = agree->count;
+    bool epoch;
 
+    if (result != ncclSuccess)
+        return result;
+    agree->count++;
+    epoch = lc_is_epoch(agree->count);
     if (!agree->voted && ready)
         agree->voted = lc_room_vote(agree->room, lc_next_epoch(before)) == 0;
     if (agree->voted && !agree->committed && epoch)
@@ -170,6 +174,11 @@ ncclResult_t lc_agree_next(struct lc_agree *agree, bool ready, bool *committed)
         say_alone(agree);
     *committed = agree->committed;
     return result;
+}
+
+void lc_agree_refused(struct lc_agree *agree)
+{
+    agree->count--;
 }
 
 void lc_agree_break(struct lc_agree *agree, ncclResult_t error)

@@ -28,8 +28,11 @@ struct lc_agree *lc_agree_child(struct lc_agree *parent, uint64_t creation, int 
 uint64_t lc_agree_count_child(struct lc_agree *parent);
 
 /* Before each collective of the communicator: counts it; votes when `ready` has come true; decides at epochs. Writes
- * whether this collective is committed. ncclSuccess, or ncclRemoteError if agreement has broken after our vote. */
+ * whether this collective is committed. ncclSuccess, or what lc_agree_error says. */
 ncclResult_t lc_agree_next(struct lc_agree *agree, bool ready, bool *committed);
+
+/* NCCL has refused the call that was counted last: it never took place, and the next one gets its number. */
+void lc_agree_refused(struct lc_agree *agree);
 
 /* Set-up may begin: all ranks are here, none has voted for us yet. One atomic load. */
 bool lc_agree_wants_setup(const struct lc_agree *agree);

@@ -47,6 +47,8 @@ ncclResult_t lc_call_leave(struct lc_op *op, ncclResult_t result)
                       op->outcome == LC_CAST_BF16 ? bytes / 2 : bytes);
         lc_trace("%s of %zu elements on communicator %lld", lc_op_name(op->kind), op->count,
                  (long long)comm->number);
+    } else if (op->counted && !op->settled) {
+        lc_agree_refused(comm->agree);
     }
     lc_comm_put(comm);
     return result;

@@ -158,6 +158,7 @@ static void retire(struct lc_comm *comm)
     comm->reducer = NULL;
     lc_agree_free(comm->agree);
     comm->agree = NULL;
+    lc_redops_free(&comm->redops);
 
     if (lc_ledger_calls(&comm->ledger)) {
         at = atomic_load_explicit(&kept_count, memory_order_relaxed);
@@ -242,7 +243,6 @@ static void prepare(struct lc_comm *comm, uintptr_t key, const struct lc_comm_fa
     lc_ledger_clear(&comm->ledger);
     comm->agree = agree;
     comm->no_setup = false;
-    memset(&comm->redops, 0, sizeof(comm->redops));
     atomic_store_explicit(&comm->aborted, false, memory_order_relaxed);
     comm->facts = *facts;
     comm->number = atomic_fetch_add_explicit(&numbers, 1, memory_order_relaxed);

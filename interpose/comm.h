@@ -53,7 +53,7 @@ struct lc_comm {
     struct lc_comm_facts facts; /* all but device: written before refs becomes 1 */
     _Atomic int device;         /* in place of facts.device: learnt at the first operation */
     _Atomic bool closed;        /* NCCL has freed the handle */
-    _Atomic uint32_t windows;   /* memory windows registered on it */
+    _Atomic uint32_t windows;   /* attempts to register memory windows on it */
     _Atomic bool aborted;       /* by the program; set before NCCL is told */
 
     /* Made by the thread that makes the communicator, before refs becomes 1; NULL: nothing is agreed on. Freed with the

@@ -72,10 +72,19 @@ ncclResult_t lc_gather_add(struct lc_op *op, const struct lc_choice *choice,
     return ncclSuccess;
 }
 
+/* By what the handles meant when the calls were made: one may since have been destroyed and given out again. */
+static bool same_factor(const struct lc_redop *a, const struct lc_redop *b)
+{
+    return a->kind == b->kind && a->type == b->type && a->device_value == b->device_value &&
+           memcmp(&a->value, &b->value, sizeof(a->value)) == 0;
+}
+
 static bool same_batch(const struct item *a, const struct item *b)
 {
-    return a->op.comm == b->op.comm && a->op.stream == b->op.stream && a->op.redop == b->op.redop &&
-           a->op.type == b->op.type && a->choice.path == b->choice.path;
+    return a->op.comm == b->op.comm && a->op.stream == b->op.stream && a->op.type == b->op.type &&
+           a->choice.path == b->choice.path &&
+           (a->choice.path == LC_PATH_CAST ? same_factor(&a->redop, &b->redop)
+                                           : a->op.redop == b->op.redop);
 }
 
 static uint64_t padded(uint64_t count)
@@ -191,11 +200,12 @@ static ncclResult_t reduce(const struct batch *batch, const struct lc_real *real
 static ncclResult_t forward(struct item *item, const struct lc_real *real)
 {
     const struct lc_op *op = &item->op;
+    bool was_made = op->redop >= ncclNumOps; /* only simulated; the handle may be gone */
 
     item->done = op->count;
     item->choice = (struct lc_choice){ LC_PATH_NCCL, LC_NCCL_NO_FASTER_PATH };
-    return real->ncclAllReduce(op->send, op->recv, op->count, op->type, op->redop, op->handle,
-                               op->stream);
+    return real->ncclAllReduce(op->send, op->recv, op->count, op->type,
+                               was_made ? ncclSum : op->redop, op->handle, op->stream);
 }
 
 static size_t count_like(const struct lc_gather *gather, size_t first)

@@ -214,14 +214,12 @@ LC_EXPORT ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *buff, size_
     LC_REAL(ncclCommWindowRegister);
     bool own = lc_call_enter_other();
     ncclResult_t result = real->ncclCommWindowRegister(comm, buff, size, win, winFlags);
+    struct lc_comm *entry = own ? lc_comm_get(comm) : NULL;
 
-    if (own && lc_accepted(result)) {
-        struct lc_comm *entry = lc_comm_get(comm);
-
-        if (entry)
-            atomic_fetch_add_explicit(&entry->windows, 1, memory_order_relaxed);
-        lc_comm_put(entry);
-    }
+    /* Whatever the result, which may differ between ranks: paths depend on the count. */
+    if (entry)
+        atomic_fetch_add_explicit(&entry->windows, 1, memory_order_relaxed);
+    lc_comm_put(entry);
     lc_call_leave_other(own);
     return result;
 }
@@ -235,8 +233,9 @@ LC_EXPORT ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar,
     ncclResult_t result = real->ncclRedOpCreatePreMulSum(op, scalar, datatype, residence, comm);
     struct lc_comm *entry = own && result == ncclSuccess ? lc_comm_get(comm) : NULL;
 
-    if (entry)
-        lc_redop_remember(&entry->redops, *op, scalar, datatype, residence);
+    if (entry && lc_redop_remember(&entry->redops, *op, scalar, datatype, residence) != 0 &&
+        entry->agree)
+        lc_agree_break(entry->agree, ncclSystemError);
     lc_comm_put(entry);
     lc_call_leave_other(own);
     return result;

@@ -38,6 +38,7 @@ struct lc_op {
     struct lc_comm *comm; /* pinned while the call runs; NULL: handle unknown, nothing is counted */
 
     /* What has become of it (route.h). */
+    bool counted;        /* by the communicator's agreement */
     bool settled;        /* nothing is left for NCCL to do now; the call returns `result` */
     ncclResult_t result; /* of a settled one */
     int outcome;         /* enum lc_outcome, for the ledger */

@@ -11,6 +11,25 @@ static bool is_packable_type(ncclDataType_t type)
     return type == ncclFloat32 || type == ncclBfloat16 || type == ncclFloat16;
 }
 
+/* Of a group only all-reduces travel together, and only by NCCL's own bf16 sum: what has to be summed exactly, or in
+ * other pieces, keeps its type there. */
+static bool can_cast(const struct lc_op *op, const struct lc_situation *now,
+                     const struct lc_config *config)
+{
+    return config->allreduce_wire != LC_WIRE_DATA && op->type == ncclFloat32 &&
+           now->redop.kind != LC_REDOP_OTHER &&
+           (!now->grouped ||
+            (op->kind == LC_OP_ALL_REDUCE && !lc_wire_is_accurate(config, now->ranks)));
+}
+
+/* Operations that the program made live shorter than the group: PyTorch destroys them behind the call. */
+static bool can_pack(const struct lc_op *op, const struct lc_situation *now,
+                     const struct lc_config *config)
+{
+    return config->coalesce && now->grouped && op->kind == LC_OP_ALL_REDUCE &&
+           is_packable_type(op->type) && op->redop >= 0 && op->redop < ncclNumOps;
+}
+
 struct lc_choice lc_policy(const struct lc_op *op, const struct lc_situation *now,
                            const struct lc_config *config)
 {
@@ -20,14 +39,11 @@ struct lc_choice lc_policy(const struct lc_op *op, const struct lc_situation *no
 
     if (!reduction || now->ranks < 2)
         return nccl(LC_NCCL_NO_FASTER_PATH);
-    wants_cast = config->allreduce_wire != LC_WIRE_DATA && op->type == ncclFloat32 &&
-                 now->redop.kind != LC_REDOP_OTHER;
-    wants_pack = config->coalesce && now->grouped && op->kind == LC_OP_ALL_REDUCE &&
-                 is_packable_type(op->type) && bytes > 0 && bytes <= LC_PACK_BYTES;
-    if (wants_cast && bytes < config->min_bytes)
-        wants_cast = false;
+    wants_cast = can_cast(op, now, config) && bytes >= config->min_bytes;
+    wants_pack = can_pack(op, now, config) && bytes > 0 && bytes <= LC_PACK_BYTES;
     if (!wants_cast && !wants_pack) {
-        if (config->allreduce_wire != LC_WIRE_DATA && op->type == ncclFloat32)
+        if (config->allreduce_wire != LC_WIRE_DATA && op->type == ncclFloat32 &&
+            (now->redop.kind == LC_REDOP_OTHER || bytes < config->min_bytes))
             return nccl(now->redop.kind == LC_REDOP_OTHER ? LC_NCCL_OPERATION : LC_NCCL_SMALL);
         return nccl(LC_NCCL_NO_FASTER_PATH);
     }

@@ -24,18 +24,17 @@ struct lc_redop {
     const void *device_value; /* read in stream order */
 };
 
-#define LC_REDOPS 16 /* of one communicator at a time; more go to NCCL */
-
-/* Changed and read by the threads that call the communicator's functions, one at a time, as NCCL demands. */
+/* Changed and read by the threads that call the communicator's functions, one at a time, as NCCL demands. Grows with
+ * the handles in use, as NCCL's own table does: a limit could be met at one rank and not at another. */
 struct lc_redops {
-    struct {
-        int handle; /* 0: free */
-        struct lc_redop op;
-    } slot[LC_REDOPS];
+    struct lc_redop_slot *slot;
+    int room;
 };
 
-void lc_redop_remember(struct lc_redops *ops, ncclRedOp_t handle, const void *scalar,
-                       ncclDataType_t type, ncclScalarResidence_t residence);
+/* 0, also for what is of no use to us; -ENOMEM: this rank knows less than the others. */
+int lc_redop_remember(struct lc_redops *ops, ncclRedOp_t handle, const void *scalar,
+                      ncclDataType_t type, ncclScalarResidence_t residence);
+void lc_redops_free(struct lc_redops *ops);
 void lc_redop_forget(struct lc_redops *ops, ncclRedOp_t handle);
 struct lc_redop lc_redop_find(const struct lc_redops *ops, ncclRedOp_t handle);
 

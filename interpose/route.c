@@ -66,6 +66,7 @@ void lc_route(struct lc_op *op, const struct lc_real *real)
     ours = choice.path != LC_PATH_NCCL &&
            atomic_load_explicit(&comm->windows, memory_order_relaxed) == 0;
     result = lc_agree_next(comm->agree, ours && is_set_up(comm, op->stream), &committed);
+    op->counted = result == ncclSuccess;
     if (result != ncclSuccess) {
         settle(op, result);
         return;
