@@ -182,8 +182,11 @@ LC_EXPORT ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags)
     struct lc_comm *entry = lc_comm_get(comm);
     ncclResult_t result;
 
-    tell_abort(entry);
+    if (revokeFlags == 0) /* else NCCL may refuse, and the communicator goes on */
+        tell_abort(entry);
     result = real->ncclCommRevoke(comm, revokeFlags);
+    if (lc_accepted(result))
+        tell_abort(entry);
     lc_comm_put(entry);
     lc_call_leave_other(own);
     return result;

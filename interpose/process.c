@@ -13,6 +13,7 @@
 
 static struct lc_config config;
 static pid_t owner; /* the process that loaded the settings; children of fork() inherit the value */
+static pid_t self;  /* the process whose memory this is: a child of vfork() is none */
 
 bool lc_enabled;
 uint64_t lc_other_calls;
@@ -20,16 +21,17 @@ _Thread_local struct lc_thread lc_thread __attribute__((tls_model("initial-exec"
 
 static void at_exit(void)
 {
-    if (getpid() != owner)
+    if (getpid() != self)
         return;
-    if (config.report != LC_REPORT_OFF)
+    if (self == owner && config.report != LC_REPORT_OFF)
         lc_report_write();
-    lc_control_fini();
+    lc_control_fini(); /* in a child too: it may have peers of its own */
 }
 
 static void in_child(void)
 {
     lc_thread = (struct lc_thread){ 0 }; /* a child has no group open in NCCL that it could end */
+    self = getpid();
     lc_comm_after_fork();
 }
 
@@ -45,7 +47,7 @@ static void begin(void)
                     strerror(-err));
     }
     lc_enabled = config.enable;
-    owner = getpid();
+    owner = self = getpid();
     if (atexit(at_exit) != 0)
         lc_warn(
             "no room for another exit handler: there will be no report, and peers are not told goodbye");

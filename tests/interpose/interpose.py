@@ -446,6 +446,26 @@ def rank_behind_the_proxy_harms_nothing():
     check(ours == plain and [one['rank'] for one in reports] == [0, 1], reports)
 
 
+def rank_that_ends_early_harms_nothing():
+    """Nor does a call that NCCL refuses."""
+    for preload in (None, PATHS['lib']):
+        folder = tempfile.mkdtemp(dir=TMP)
+        running = []
+        for rank in range(2):
+            env = {k: v for k, v in os.environ.items() if not k.startswith('LOONGCOMM_')}
+            env.update(RANK=str(rank), LCRIG_RANK=str(rank), LCRIG_LEAKS='0', LD_LIBRARY_PATH=PATHS['rig'],
+                       LOONGCOMM_REPORT='off', LOONGCOMM_ALLREDUCE_WIRE='bf16', LOONGCOMM_MIN_BYTES='0', LOONGCOMM_LOG_LEVEL='info')
+            env.update({'LD_PRELOAD': preload} if preload else {})
+            running.append(subprocess.Popen([PATHS['leaver'], folder], env=env, stderr=subprocess.PIPE, text=True))
+        try:
+            errors = [process.communicate(timeout=60)[1] for process in running]
+        finally:
+            for process in running:
+                process.kill()
+        check([process.returncode for process in running] == [0, 0], preload, errors)
+        check(not preload or all('committed at' in text for text in errors), errors)
+
+
 def golden(name):
     return open(os.path.join(os.path.dirname(__file__), name)).read()
 

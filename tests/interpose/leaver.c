@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * One of two ranks on the rig: leaver FOLDER, with RANK set. Rank 1 has used NCCL before it forks, and is the child,
+ * which ends without destroying its communicator; rank 0 goes on for a while, and must see no error. */
+#include "tests/check.h"
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define OK(call)   CHECK((call) == ncclSuccess)
+#define CUDA(call) CHECK((call) == cudaSuccess)
+
+static ncclUniqueId exchange_id(const char *folder, int rank)
+{
+    ncclUniqueId id;
+    char name[512];
+    char made[520];
+    FILE *file = NULL;
+
+    snprintf(name, sizeof(name), "%s/id", folder);
+    snprintf(made, sizeof(made), "%s.new", name);
+    if (rank == 0) {
+        OK(ncclGetUniqueId(&id));
+        file = fopen(made, "w");
+        CHECK(file && fwrite(&id, sizeof(id), 1, file) == 1 && fclose(file) == 0);
+        CHECK(rename(made, name) == 0);
+        return id;
+    }
+    while (!(file = fopen(name, "r")))
+        usleep(1000);
+    CHECK(fread(&id, sizeof(id), 1, file) == 1);
+    fclose(file);
+    return id;
+}
+
+static void stay(ncclComm_t comm)
+{
+    ncclResult_t error = ncclSuccess;
+
+    for (int i = 0; i < 150; i++) { /* a lost peer shows within milliseconds */
+        OK(ncclCommGetAsyncError(comm, &error));
+        CHECK(error == ncclSuccess);
+        usleep(10000);
+    }
+}
+
+static void take_part(const char *folder, int rank)
+{
+    cudaStream_t stream;
+    ncclComm_t comm;
+    void *buf;
+
+    CUDA(cudaSetDevice(rank));
+    CUDA(cudaMalloc(&buf, 4000));
+    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    OK(ncclCommInitRank(&comm, 2, exchange_id(folder, rank), rank));
+#if NCCL_VERSION_CODE >= 22807
+    CHECK(ncclCommRevoke(comm, 12345) == ncclInvalidArgument); /* NCCL goes on as if nothing was */
+#endif
+    for (int i = 0; i < 20; i++) {
+        OK(ncclAllReduce(buf, buf, 1000, ncclFloat, ncclSum, comm, stream));
+        CUDA(cudaStreamSynchronize(stream));
+        usleep(10000); /* the two find each other */
+    }
+    if (rank == 0)
+        stay(comm);
+}
+
+int main(int argc, char **argv)
+{
+    int rank = atoi(getenv("RANK"));
+    int status;
+    int version;
+    pid_t pid;
+
+    CHECK(argc == 2);
+    OK(ncclGetVersion(&version));
+    if (rank == 0) {
+        take_part(argv[1], 0);
+        return 0;
+    }
+    pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        take_part(argv[1], 1);
+        exit(0);
+    }
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+    return 0;
+}
