@@ -83,16 +83,10 @@ static struct lc_comm *entry_at(uint32_t index)
     return chunk ? &chunk[index % CHUNK] : NULL;
 }
 
-/* Of an index that was in use once: its chunk is there and stays. */
+/* Of an index that has been handed out: its chunk is there and stays. */
 static struct lc_comm *old_entry(uint32_t index)
 {
     return atomic_load_explicit(&chunks[index / CHUNK], memory_order_acquire) + index % CHUNK;
-}
-
-/* For an index that has been handed out: its chunk is there. */
-static struct lc_comm *made_entry(uint32_t index)
-{
-    return &atomic_load_explicit(&chunks[index / CHUNK], memory_order_acquire)[index % CHUNK];
 }
 
 static struct lc_comm *make_entry(void)
@@ -118,7 +112,7 @@ static struct lc_comm *make_entry(void)
         }
     } while (!atomic_compare_exchange_weak_explicit(&fresh, &index, index + 1, memory_order_relaxed,
                                                     memory_order_relaxed));
-    return made_entry(index);
+    return old_entry(index);
 }
 
 static struct lc_comm *take_entry(void)
