@@ -30,6 +30,14 @@ struct lc_situation {
     struct lc_redop redop; /* what op->redop means */
 };
 
+/* True if no such call can leave NCCL's path, whatever else is known: saves looking further on every call. */
+static inline bool lc_policy_is_nccl(const struct lc_op *op, bool grouped,
+                                     const struct lc_config *config)
+{
+    return (op->kind != LC_OP_ALL_REDUCE && op->kind != LC_OP_REDUCE_SCATTER) ||
+           (config->allreduce_wire == LC_WIRE_DATA && !(grouped && config->coalesce));
+}
+
 struct lc_choice lc_policy(const struct lc_op *op, const struct lc_situation *now,
                            const struct lc_config *config);
 

@@ -49,7 +49,14 @@ static void settle(struct lc_op *op, ncclResult_t result)
     op->result = result;
 }
 
-void lc_route(struct lc_op *op, const struct lc_real *real)
+static void settle_failure(struct lc_op *op, ncclResult_t result)
+{
+    op->counted = result == ncclSuccess;
+    if (result != ncclSuccess)
+        settle(op, result);
+}
+
+static void route_reduction(struct lc_op *op, const struct lc_real *real)
 {
     struct lc_comm *comm = op->comm;
     struct lc_situation now = { .ranks = comm->facts.ranks,
@@ -60,17 +67,13 @@ void lc_route(struct lc_op *op, const struct lc_real *real)
     ncclResult_t result;
     bool committed, ours;
 
-    if (!is_collective(op->kind))
-        return;
     choice = lc_policy(op, &now, lc_process_config());
     ours = choice.path != LC_PATH_NCCL &&
            atomic_load_explicit(&comm->windows, memory_order_relaxed) == 0;
     result = lc_agree_next(comm->agree, ours && is_set_up(comm, op->stream), &committed);
-    op->counted = result == ncclSuccess;
-    if (result != ncclSuccess) {
-        settle(op, result);
+    settle_failure(op, result);
+    if (result != ncclSuccess)
         return;
-    }
     if (!ours || !committed) {
         op->outcome = ours                          ? LC_NCCL_NOT_COMMITTED
                       : choice.path == LC_PATH_NCCL ? choice.outcome
@@ -85,4 +88,20 @@ void lc_route(struct lc_op *op, const struct lc_real *real)
     result = lc_gather_add(op, &choice, &now.redop);
     op->gathered = result == ncclSuccess;
     settle(op, result);
+}
+
+void lc_route(struct lc_op *op, const struct lc_real *real)
+{
+    struct lc_comm *comm = op->comm;
+
+    if (!is_collective(op->kind))
+        return;
+    if (lc_policy_is_nccl(op, lc_thread.depth > 0, lc_process_config())) {
+        bool committed;
+
+        op->outcome = LC_NCCL_NO_FASTER_PATH;
+        settle_failure(op, lc_agree_next(comm->agree, false, &committed));
+        return;
+    }
+    route_reduction(op, real);
 }
