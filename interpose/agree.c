@@ -21,6 +21,7 @@ struct lc_agree {
 
     /* Used by the thread that calls the communicator's operations. */
     uint64_t count; /* collectives so far */
+    uint64_t from;  /* the vote is for this epoch on */
     bool voted, committed;
     bool said_alone;
 
@@ -166,9 +167,11 @@ ncclResult_t lc_agree_next(struct lc_agree *agree, bool ready, bool *committed)
         return result;
     agree->count++;
     epoch = lc_is_epoch(agree->count);
-    if (!agree->voted && ready)
-        agree->voted = lc_room_vote(agree->room, lc_next_epoch(before)) == 0;
-    if (agree->voted && !agree->committed && epoch)
+    if (!agree->voted && ready) {
+        agree->from = lc_next_epoch(before);
+        agree->voted = lc_room_vote(agree->room, agree->from) == 0;
+    }
+    if (agree->voted && !agree->committed && epoch && agree->count >= agree->from)
         result = decide(agree);
     else if (epoch)
         say_alone(agree);
@@ -179,6 +182,17 @@ ncclResult_t lc_agree_next(struct lc_agree *agree, bool ready, bool *committed)
 void lc_agree_refused(struct lc_agree *agree)
 {
     agree->count--;
+}
+
+struct lc_agree_mark lc_agree_mark(const struct lc_agree *agree)
+{
+    return (struct lc_agree_mark){ agree->count, agree->committed };
+}
+
+void lc_agree_rewind(struct lc_agree *agree, struct lc_agree_mark mark)
+{
+    agree->count = mark.count;
+    agree->committed = mark.committed;
 }
 
 void lc_agree_break(struct lc_agree *agree, ncclResult_t error)

@@ -34,6 +34,15 @@ ncclResult_t lc_agree_next(struct lc_agree *agree, bool ready, bool *committed);
 /* NCCL has refused the call that was counted last: it never took place, and the next one gets its number. */
 void lc_agree_refused(struct lc_agree *agree);
 
+/* Where the communicator stands, to return there when a group was only simulated or refused. Deciding an epoch again
+ * gives the same word. */
+struct lc_agree_mark {
+    uint64_t count;
+    bool committed;
+};
+struct lc_agree_mark lc_agree_mark(const struct lc_agree *agree);
+void lc_agree_rewind(struct lc_agree *agree, struct lc_agree_mark mark);
+
 /* Set-up may begin: all ranks are here, none has voted for us yet. One atomic load. */
 bool lc_agree_wants_setup(const struct lc_agree *agree);
 

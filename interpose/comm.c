@@ -187,6 +187,12 @@ void lc_comm_put(struct lc_comm *comm)
         retire(comm);
 }
 
+struct lc_comm *lc_comm_pin(struct lc_comm *comm)
+{
+    atomic_fetch_add_explicit(&comm->refs, 1, memory_order_relaxed);
+    return comm;
+}
+
 struct lc_comm *lc_comm_get(ncclComm_t handle)
 {
     uintptr_t key = (uintptr_t)handle;

@@ -80,6 +80,9 @@ struct lc_comm *lc_comm_get_or_adopt(ncclComm_t handle, const struct lc_real *re
 
 void lc_comm_put(struct lc_comm *comm); /* NULL is allowed */
 
+/* Once more, of one that is pinned. */
+struct lc_comm *lc_comm_pin(struct lc_comm *comm);
+
 /* NCCL is about to free the handle. No entry: nothing happens. */
 void lc_comm_remove(ncclComm_t handle);
 

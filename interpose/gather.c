@@ -2,7 +2,6 @@
 #include "interpose/gather.h"
 
 #include "common/log.h"
-#include "interpose/agree.h"
 #include "interpose/comm.h"
 #include "interpose/process.h"
 #include "interpose/reduce.h"
@@ -17,13 +16,33 @@ struct item {
     uint64_t done; /* elements that some batch has, or NCCL got; op.count: all */
 };
 
-/* n tensors of one kind, or parts of tensors, packed at `packed`; `length` elements with the gaps. */
+/* A communicator with operations in the open group, whoever carries them out. Pinned. */
+struct member {
+    struct lc_comm *comm;
+    struct lc_agree_mark before; /* as it was when the group began */
+    cudaStream_t *streams;       /* all that the group names for it; ours runs on the first */
+    size_t n, room;
+    size_t used; /* bytes of scratch in this round */
+    bool begun;  /* something of ours is on streams[0] */
+};
+
+/* A tensor, or a part of one, in a batch. */
+struct part {
+    const char *send;
+    char *recv;
+    uint64_t stride; /* bytes from one rank's part of `send` to the next; reduce-scatter only */
+    uint64_t count, offset;
+};
+
+/* Parts of one kind, packed one behind the other: `length` elements with the gaps. A reduce-scatter packs as many such
+ * stretches as there are ranks. `second` is where NCCL's result goes unless it replaces what was packed. */
 struct batch {
     const struct item *first;
+    struct member *member;
+    struct part *parts;
     size_t n;
     uint64_t length;
-    char *packed;
-    struct lk_tensor *send, *recv;
+    char *packed, *second;
     struct batch *next;
 };
 
@@ -31,90 +50,101 @@ struct batch {
 struct lc_gather {
     struct item *items;
     size_t n, room;
-    struct batch *inside; /* called in the open group, to be unpacked behind it */
+    struct member **members;
+    size_t members_n, members_room;
+    struct member *last;  /* of the call before: most groups have one */
+    struct batch *inside; /* called in the open group, to be finished behind it */
 };
 
-static size_t wire_size(const struct item *item)
+static ncclResult_t failed(const struct lc_comm *comm, const char *what)
 {
-    return item->choice.path == LC_PATH_CAST ? 2 : lc_type_size(item->op.type);
+    lc_error("grouped reductions: %s", what);
+    if (comm->agree)
+        lc_agree_break(comm->agree, ncclSystemError);
+    return ncclSystemError;
 }
 
-static ncclResult_t failed(const struct lc_op *op, const char *what)
+static ncclResult_t cuda_failed(const struct lc_comm *comm, int err)
 {
-    lc_error("grouped all-reduce: %s", what);
-    if (op->comm->agree)
-        lc_agree_break(op->comm->agree, ncclSystemError);
-    return ncclSystemError;
+    return failed(comm, comm->reducer->backend->lk_error_text(err));
+}
+
+/* Makes room for one more. */
+static bool grow(void **list, size_t n, size_t *room, size_t size)
+{
+    size_t more = *room ? 2 * *room : 8;
+    void *grown;
+
+    if (n < *room)
+        return true;
+    grown = realloc(*list, more * size);
+    if (!grown)
+        return false;
+    *list = grown;
+    *room = more;
+    return true;
+}
+
+/* ---- what the group holds ---- */
+
+static struct member *find_member(struct lc_gather *gather, const struct lc_comm *comm)
+{
+    if (gather->last && gather->last->comm == comm)
+        return gather->last;
+    for (size_t i = 0; i < gather->members_n; i++) {
+        if (gather->members[i]->comm == comm)
+            return gather->last = gather->members[i];
+    }
+    return NULL;
+}
+
+static struct member *add_member(struct lc_gather *gather, struct lc_comm *comm)
+{
+    struct member *member = calloc(1, sizeof(*member));
+
+    if (!member || !grow((void **)&gather->members, gather->members_n, &gather->members_room,
+                         sizeof(struct member *))) {
+        free(member);
+        return NULL;
+    }
+    member->comm = lc_comm_pin(comm);
+    member->before = lc_agree_mark(comm->agree);
+    gather->members[gather->members_n++] = member;
+    return gather->last = member;
+}
+
+ncclResult_t lc_gather_note(const struct lc_op *op)
+{
+    struct member *member;
+
+    if (!lc_thread.gather)
+        lc_thread.gather = calloc(1, sizeof(*lc_thread.gather));
+    if (!lc_thread.gather)
+        return failed(op->comm, "out of memory");
+    member = find_member(lc_thread.gather, op->comm);
+    if (!member)
+        member = add_member(lc_thread.gather, op->comm);
+    if (!member)
+        return failed(op->comm, "out of memory");
+    for (size_t i = 0; i < member->n; i++) {
+        if (member->streams[i] == op->stream)
+            return ncclSuccess;
+    }
+    if (!grow((void **)&member->streams, member->n, &member->room, sizeof(cudaStream_t)))
+        return failed(op->comm, "out of memory");
+    member->streams[member->n++] = op->stream;
+    return ncclSuccess;
 }
 
 ncclResult_t lc_gather_add(struct lc_op *op, const struct lc_choice *choice,
                            const struct lc_redop *redop)
 {
     struct lc_gather *gather = lc_thread.gather;
-    struct item *items;
-    size_t room;
 
-    if (!gather) {
-        gather = calloc(1, sizeof(*gather));
-        if (!gather)
-            return failed(op, "out of memory");
-        lc_thread.gather = gather;
-    }
-    if (gather->n == gather->room) {
-        room = gather->room ? 2 * gather->room : 64;
-        items = realloc(gather->items, room * sizeof(*items));
-        if (!items)
-            return failed(op, "out of memory");
-        gather->items = items;
-        gather->room = room;
-    }
+    if (!grow((void **)&gather->items, gather->n, &gather->room, sizeof(struct item)))
+        return failed(op->comm, "out of memory");
     gather->items[gather->n++] = (struct item){ *op, *choice, *redop, 0 };
     return ncclSuccess;
-}
-
-/* By what the handles meant when the calls were made: one may since have been destroyed and given out again. */
-static bool same_factor(const struct lc_redop *a, const struct lc_redop *b)
-{
-    return a->kind == b->kind && a->type == b->type && a->device_value == b->device_value &&
-           memcmp(&a->value, &b->value, sizeof(a->value)) == 0;
-}
-
-static bool same_batch(const struct item *a, const struct item *b)
-{
-    return a->op.comm == b->op.comm && a->op.stream == b->op.stream && a->op.type == b->op.type &&
-           a->choice.path == b->choice.path &&
-           (a->choice.path == LC_PATH_CAST ? same_factor(&a->redop, &b->redop)
-                                           : a->op.redop == b->op.redop);
-}
-
-static uint64_t padded(uint64_t count)
-{
-    return (count + LK_PACK_ALIGN - 1) / LK_PACK_ALIGN * LK_PACK_ALIGN;
-}
-
-static void free_batch(struct batch *batch)
-{
-    if (!batch)
-        return;
-    free(batch->send);
-    free(batch->recv);
-    free(batch);
-}
-
-static struct batch *new_batch(const struct item *first, size_t most, char *packed)
-{
-    struct batch *batch = calloc(1, sizeof(*batch));
-
-    if (!batch)
-        return NULL;
-    batch->first = first;
-    batch->packed = packed;
-    batch->send = calloc(most, sizeof(*batch->send));
-    batch->recv = calloc(most, sizeof(*batch->recv));
-    if (batch->send && batch->recv)
-        return batch;
-    free_batch(batch);
-    return NULL;
 }
 
 static bool is_done(const struct item *item)
@@ -122,34 +152,153 @@ static bool is_done(const struct item *item)
     return item->done == item->op.count;
 }
 
+/* By what the operation means: its handle may be destroyed and given to another one before the group ends. */
+static bool same_redop(const struct item *a, const struct item *b)
+{
+    if (a->choice.path == LC_PATH_PACK)
+        return a->op.redop == b->op.redop;
+    return a->redop.kind == b->redop.kind && a->redop.type == b->redop.type &&
+           a->redop.device_value == b->redop.device_value &&
+           memcmp(&a->redop.value, &b->redop.value, sizeof(a->redop.value)) == 0;
+}
+
+static bool same_batch(const struct item *a, const struct item *b)
+{
+    return a->op.comm == b->op.comm && a->op.kind == b->op.kind && a->op.type == b->op.type &&
+           a->choice.path == b->choice.path && same_redop(a, b);
+}
+
+/* ---- batches ---- */
+
+static bool is_cast(const struct batch *batch)
+{
+    return batch->first->choice.path == LC_PATH_CAST;
+}
+
+static bool is_scatter(const struct batch *batch)
+{
+    return batch->first->op.kind == LC_OP_REDUCE_SCATTER;
+}
+
+static bool is_accurate(const struct batch *batch)
+{
+    return is_cast(batch) &&
+           lc_wire_is_accurate(lc_process_config(), batch->first->op.comm->facts.ranks);
+}
+
+static uint64_t ranks_of(const struct batch *batch)
+{
+    return (uint64_t)batch->first->op.comm->facts.ranks;
+}
+
+static size_t wire_size(const struct batch *batch)
+{
+    return is_cast(batch) ? sizeof(uint16_t) : lc_type_size(batch->first->op.type);
+}
+
+static uint64_t padded(uint64_t count)
+{
+    return (count + LK_PACK_ALIGN - 1) / LK_PACK_ALIGN * LK_PACK_ALIGN;
+}
+
+/* What one rank sums up of an accurate all-reduce. */
+static uint64_t shard_of(const struct batch *batch)
+{
+    return padded((batch->length + ranks_of(batch) - 1) / ranks_of(batch));
+}
+
+/* Elements of both stretches of scratch that the batch needs. */
+static uint64_t packed_length(const struct batch *batch)
+{
+    if (is_scatter(batch))
+        return ranks_of(batch) * batch->length;
+    return is_accurate(batch) ? ranks_of(batch) * shard_of(batch) : batch->length;
+}
+
+static uint64_t second_length(const struct batch *batch)
+{
+    if (is_accurate(batch))
+        return packed_length(batch);
+    return is_scatter(batch) ? batch->length : 0;
+}
+
+/* The largest length with which a batch fits into `bytes`. */
+static uint64_t longest(const struct batch *batch, size_t bytes)
+{
+    uint64_t ranks = ranks_of(batch), elements = bytes / wire_size(batch);
+    uint64_t shares = (is_scatter(batch) ? ranks : 1) + (is_accurate(batch) ? ranks : 1);
+
+    if (is_accurate(batch) && !is_scatter(batch)) {
+        elements = elements / 2 / ranks / LK_PACK_ALIGN * LK_PACK_ALIGN;
+        return elements * ranks;
+    }
+    return (is_scatter(batch) ? elements / shares : elements) / LK_PACK_ALIGN * LK_PACK_ALIGN;
+}
+
+static void free_batch(struct batch *batch)
+{
+    if (!batch)
+        return;
+    free(batch->parts);
+    free(batch);
+}
+
 /* Takes the next part of an item, as much as fits. */
-static void take(struct batch *batch, struct item *item, uint64_t room)
+static void take(struct batch *batch, struct item *item, uint64_t most)
 {
     uint64_t n = item->op.count - item->done;
-    size_t at = item->done * lc_type_size(item->op.type);
+    size_t size = lc_type_size(item->op.type);
 
-    if (padded(n) > room - batch->length)
-        n = (room - batch->length) / LK_PACK_ALIGN * LK_PACK_ALIGN;
+    if (padded(n) > most - batch->length)
+        n = most - batch->length;
     if (n == 0)
         return;
-    batch->send[batch->n] = (struct lk_tensor){ (char *)item->op.send + at, n, batch->length };
-    batch->recv[batch->n] = (struct lk_tensor){ (char *)item->op.recv + at, n, batch->length };
+    batch->parts[batch->n++] = (struct part){ .send = (const char *)item->op.send +
+                                                      item->done * size,
+                                              .recv = (char *)item->op.recv + item->done * size,
+                                              .stride = item->op.count * size,
+                                              .count = n,
+                                              .offset = batch->length };
     batch->length += padded(n);
-    batch->n++;
     item->done += n;
 }
 
-/* In call order everything of the first item's kind, as much as fits into `room` elements. */
-static struct batch *collect(struct lc_gather *gather, size_t first, char *packed, uint64_t room)
+/* In call order everything of the first item's kind, as much as fits into what is left of the scratch. NULL: nothing,
+ * or (result is not ncclSuccess) no memory. */
+static struct batch *collect(struct lc_gather *gather, size_t first, ncclResult_t *result)
 {
-    struct batch *batch = new_batch(&gather->items[first], gather->n - first, packed);
+    struct item *item = &gather->items[first];
+    struct member *member = find_member(gather, item->op.comm);
+    struct lc_reducer *reducer = item->op.comm->reducer;
+    struct batch *batch = calloc(1, sizeof(*batch));
+    uint64_t most;
 
-    for (size_t i = first; batch && i < gather->n; i++) {
-        struct item *item = &gather->items[i];
-
-        if (!is_done(item) && same_batch(item, batch->first))
-            take(batch, item, room);
+    *result = ncclSuccess;
+    if (batch) {
+        batch->first = item;
+        batch->member = member;
+        batch->packed = reducer->scratch + member->used;
+        batch->parts = calloc(gather->n - first, sizeof(*batch->parts));
     }
+    if (!batch || !batch->parts) {
+        free_batch(batch);
+        *result = failed(item->op.comm, "out of memory");
+        return NULL;
+    }
+    most = longest(batch, reducer->bytes - member->used);
+    for (size_t i = first; most > 0 && i < gather->n; i++) {
+        if (!is_done(&gather->items[i]) && same_batch(&gather->items[i], item))
+            take(batch, &gather->items[i], most);
+    }
+    if (batch->n == 0) {
+        free_batch(batch);
+        return NULL;
+    }
+    batch->second = batch->packed + packed_length(batch) * wire_size(batch);
+    member->used += (packed_length(batch) + second_length(batch)) * wire_size(batch);
+    member->used = (member->used + 255) / 256 * 256;
+    if (member->used > reducer->bytes)
+        member->used = reducer->bytes;
     return batch;
 }
 
@@ -162,50 +311,263 @@ static enum lk_type lk_type_of(ncclDataType_t type)
     }
 }
 
+static cudaStream_t stream_of(const struct batch *batch)
+{
+    return batch->member->streams[0];
+}
+
+/* One stretch for each rank, or one. */
 static int pack(const struct batch *batch)
 {
     const struct item *first = batch->first;
     const struct lc_backend *backend = first->op.comm->reducer->backend;
     struct lk_scale scale = lc_scale_of(&first->redop, first->op.comm->facts.ranks);
+    uint64_t stretches = is_scatter(batch) ? ranks_of(batch) : 1;
+    struct lk_tensor *tensors = calloc(stretches * batch->n, sizeof(*tensors));
+    size_t n = 0;
+    int err;
 
-    if (first->choice.path == LC_PATH_CAST)
-        return backend->lk_cast_pack(batch->send, batch->n, batch->packed, &scale, LK_NEAREST, NULL,
-                                     first->op.stream);
-    return backend->lk_pack(batch->send, batch->n, batch->packed, lk_type_of(first->op.type),
-                            first->op.stream);
+    if (!tensors)
+        return cudaErrorMemoryAllocation;
+    for (uint64_t r = 0; r < stretches; r++) {
+        for (size_t i = 0; i < batch->n; i++) {
+            const struct part *part = &batch->parts[i];
+
+            tensors[n++] = (struct lk_tensor){ (char *)part->send + r * part->stride, part->count,
+                                               r * batch->length + part->offset };
+        }
+    }
+    err = is_cast(batch) ? backend->lk_cast_pack(tensors, n, batch->packed, &scale, LK_NEAREST,
+                                                 NULL, stream_of(batch))
+                         : backend->lk_pack(tensors, n, batch->packed, lk_type_of(first->op.type),
+                                            stream_of(batch));
+    free(tensors);
+    return err;
 }
 
-static int unpack(const struct batch *batch)
+static int unpack(const struct batch *batch, const char *from)
 {
-    const struct item *first = batch->first;
-    const struct lc_backend *backend = first->op.comm->reducer->backend;
+    const struct lc_backend *backend = batch->first->op.comm->reducer->backend;
+    struct lk_tensor *tensors = calloc(batch->n, sizeof(*tensors));
+    int err;
 
-    if (first->choice.path == LC_PATH_CAST)
-        return backend->lk_cast_unpack(batch->recv, batch->n, batch->packed, first->op.stream);
-    return backend->lk_unpack(batch->recv, batch->n, batch->packed, lk_type_of(first->op.type),
-                              first->op.stream);
+    if (!tensors)
+        return cudaErrorMemoryAllocation;
+    for (size_t i = 0; i < batch->n; i++)
+        tensors[i] = (struct lk_tensor){ batch->parts[i].recv, batch->parts[i].count,
+                                         batch->parts[i].offset };
+    err = is_cast(batch) ? backend->lk_cast_unpack(tensors, batch->n, from, stream_of(batch))
+                         : backend->lk_unpack(tensors, batch->n, from,
+                                              lk_type_of(batch->first->op.type), stream_of(batch));
+    free(tensors);
+    return err;
 }
 
-static ncclResult_t reduce(const struct batch *batch, const struct lc_real *real)
+/* NCCL's call inside the group. */
+static ncclResult_t call(const struct batch *batch, const struct lc_real *real)
 {
     const struct item *first = batch->first;
-    bool cast = first->choice.path == LC_PATH_CAST;
+    ncclDataType_t type = is_cast(batch) ? ncclBfloat16 : first->op.type;
+    ncclRedOp_t redop = is_cast(batch) ? ncclSum : first->op.redop;
+    uint64_t shard = is_scatter(batch) ? batch->length : shard_of(batch);
 
-    return real->ncclAllReduce(
-        batch->packed, batch->packed, batch->length, cast ? ncclBfloat16 : first->op.type,
-        cast ? ncclSum : first->op.redop, first->op.handle, first->op.stream);
+    if (is_accurate(batch))
+        return lc_exchange(real, batch->packed, batch->second, shard, first->op.comm,
+                           stream_of(batch));
+    if (is_scatter(batch))
+        return real->ncclReduceScatter(batch->packed, batch->second, batch->length, type, redop,
+                                       first->op.handle, stream_of(batch));
+    return real->ncclAllReduce(batch->packed, batch->packed, batch->length, type, redop,
+                               first->op.handle, stream_of(batch));
+}
+
+/* An accurate sum of what the exchange brought: into the own shard, or into the results. */
+static int add_up(const struct batch *batch)
+{
+    const struct lc_comm *comm = batch->first->op.comm;
+    const struct lc_backend *backend = comm->reducer->backend;
+    uint64_t rank = (uint64_t)comm->facts.rank, shard = shard_of(batch);
+    int err = 0;
+
+    if (!is_scatter(batch))
+        return backend->lk_sum_shards(batch->second, ranks_of(batch), shard, shard,
+                                      batch->packed + rank * shard * wire_size(batch), LK_BF16,
+                                      NULL, stream_of(batch));
+    for (size_t i = 0; !err && i < batch->n; i++)
+        err = backend->lk_sum_shards(batch->second + batch->parts[i].offset * wire_size(batch),
+                                     ranks_of(batch), batch->length, batch->parts[i].count,
+                                     batch->parts[i].recv, LK_FP32, NULL, stream_of(batch));
+    return err;
+}
+
+static bool gathers_sums(const struct batch *batch)
+{
+    return is_accurate(batch) && !is_scatter(batch);
+}
+
+static ncclResult_t gather_sums(const struct batch *batch, const struct lc_real *real)
+{
+    uint64_t rank = (uint64_t)batch->first->op.comm->facts.rank, shard = shard_of(batch);
+
+    return real->ncclAllGather(batch->packed + rank * shard * wire_size(batch), batch->packed,
+                               shard, ncclBfloat16, batch->first->op.handle, stream_of(batch));
+}
+
+/* ---- streams ---- */
+
+/* Every stream of a group waits for what was on all of them, and what comes behind the group on any waits for all of
+ * it: so NCCL promises. Ours runs on the first; the others are joined to it by an event. */
+static int join_before(const struct member *member)
+{
+    const struct lc_backend *backend = member->comm->reducer->backend;
+    cudaEvent_t event = member->comm->reducer->join;
+    int err = 0;
+
+    for (size_t i = 1; !err && i < member->n; i++) {
+        err = backend->cudaEventRecord(event, member->streams[i]);
+        if (!err)
+            err = backend->cudaStreamWaitEvent(member->streams[0], event, 0);
+    }
+    return err;
+}
+
+static int join_behind(const struct member *member)
+{
+    const struct lc_backend *backend = member->comm->reducer->backend;
+    cudaEvent_t event = member->comm->reducer->join;
+    int err = member->n > 1 ? (int)backend->cudaEventRecord(event, member->streams[0]) : 0;
+
+    for (size_t i = 1; !err && i < member->n; i++)
+        err = backend->cudaStreamWaitEvent(member->streams[i], event, 0);
+    return err;
+}
+
+/* NCCL refuses a group whose streams are not all in one graph or in none. */
+static ncclResult_t check_captures(const struct member *member)
+{
+    const struct lc_backend *backend = member->comm->reducer->backend;
+    unsigned long long first = 0, other = 0;
+    int err = lc_capture_id(backend, member->streams[0], &first);
+
+    for (size_t i = 1; !err && i < member->n; i++) {
+        err = lc_capture_id(backend, member->streams[i], &other);
+        if (!err && other != first)
+            return ncclInvalidUsage;
+    }
+    return err ? cuda_failed(member->comm, err) : ncclSuccess;
+}
+
+/* Before the first work of ours in the group. */
+static ncclResult_t begin(struct member *member, struct lc_span *span)
+{
+    ncclResult_t result = member->begun ? ncclSuccess : check_captures(member);
+    int err = 0;
+
+    if (result != ncclSuccess || member->begun)
+        return result;
+    member->begun = true;
+    err = join_before(member);
+    if (!err)
+        err = lc_span_wait(span);
+    return err ? cuda_failed(member->comm, err) : ncclSuccess;
+}
+
+/* Behind the last, also where the group failed: what did get on the stream must stay in order. */
+static ncclResult_t leave(const struct member *member)
+{
+    struct lc_span span;
+    int err;
+
+    if (!member->begun)
+        return ncclSuccess;
+    err = lc_span_begin(member->comm->reducer, member->streams[0], &span);
+    if (err)
+        return cuda_failed(member->comm, err);
+    err = lc_span_record(&span);
+    if (!err)
+        err = join_behind(member);
+    lc_span_end(&span);
+    return err ? cuda_failed(member->comm, err) : ncclSuccess;
+}
+
+/* ---- a round: as many batches as the scratches hold ---- */
+
+static ncclResult_t start(const struct batch *batch, const struct lc_real *real)
+{
+    struct lc_span span;
+    int err = lc_span_begin(batch->first->op.comm->reducer, stream_of(batch), &span);
+    ncclResult_t result;
+
+    if (err)
+        return cuda_failed(batch->first->op.comm, err);
+    result = begin(batch->member, &span);
+    if (result == ncclSuccess) {
+        err = pack(batch);
+        result = err ? cuda_failed(batch->first->op.comm, err) : call(batch, real);
+    }
+    lc_span_end(&span);
+    return result;
+}
+
+/* One of the steps behind NCCL's calls. */
+static ncclResult_t step(const struct batch *batch, int (*run)(const struct batch *))
+{
+    const struct lc_comm *comm = batch->first->op.comm;
+    struct lc_span span;
+    int err = lc_span_begin(comm->reducer, stream_of(batch), &span);
+
+    if (err)
+        return cuda_failed(comm, err);
+    err = run(batch);
+    lc_span_end(&span);
+    return err ? cuda_failed(comm, err) : ncclSuccess;
+}
+
+static int take_sums(const struct batch *batch)
+{
+    if (is_accurate(batch))
+        return add_up(batch);
+    return unpack(batch, is_scatter(batch) ? batch->second : batch->packed);
+}
+
+static int unpack_sums(const struct batch *batch)
+{
+    return unpack(batch, batch->packed);
+}
+
+/* Several communicators of one thread must go together. */
+static ncclResult_t finish_batches(const struct batch *list, const struct lc_real *real)
+{
+    ncclResult_t result = ncclSuccess, end;
+    bool more = false;
+
+    for (const struct batch *b = list; b && result == ncclSuccess; b = b->next) {
+        result = step(b, take_sums);
+        more |= gathers_sums(b);
+    }
+    if (result != ncclSuccess || !more)
+        return result;
+    result = real->ncclGroupStart();
+    if (result != ncclSuccess)
+        return result;
+    for (const struct batch *b = list; b && result == ncclSuccess; b = b->next)
+        result = gathers_sums(b) ? gather_sums(b, real) : ncclSuccess;
+    end = real->ncclGroupEnd();
+    result = result != ncclSuccess ? result : end;
+    for (const struct batch *b = list; b && result == ncclSuccess; b = b->next)
+        result = gathers_sums(b) ? step(b, unpack_sums) : ncclSuccess;
+    return result;
 }
 
 /* Forwards an item as the program made it. */
-static ncclResult_t forward(struct item *item, const struct lc_real *real)
+static ncclResult_t forward(struct item *item, cudaStream_t stream, const struct lc_real *real)
 {
     const struct lc_op *op = &item->op;
-    bool was_made = op->redop >= ncclNumOps; /* only simulated; the handle may be gone */
 
     item->done = op->count;
     item->choice = (struct lc_choice){ LC_PATH_NCCL, LC_NCCL_NO_FASTER_PATH };
-    return real->ncclAllReduce(op->send, op->recv, op->count, op->type,
-                               was_made ? ncclSum : op->redop, op->handle, op->stream);
+    return real->ncclAllReduce(op->send, op->recv, op->count, op->type, op->redop, op->handle,
+                               stream);
 }
 
 static size_t count_like(const struct lc_gather *gather, size_t first)
@@ -218,80 +580,7 @@ static size_t count_like(const struct lc_gather *gather, size_t first)
     return count;
 }
 
-static ncclResult_t cuda_failed(const struct batch *batch, int err)
-{
-    return failed(&batch->first->op, batch->first->op.comm->reducer->backend->lk_error_text(err));
-}
-
-/* Packs and makes the call; the results are unpacked when the call is known to be under way. */
-static ncclResult_t start(const struct batch *batch, const struct lc_real *real)
-{
-    struct lc_span span;
-    int err = lc_span_begin(batch->first->op.comm->reducer, batch->first->op.stream, &span);
-    ncclResult_t result;
-
-    if (err)
-        return cuda_failed(batch, err);
-    err = lc_span_wait(&span);
-    if (!err)
-        err = pack(batch);
-    result = err ? cuda_failed(batch, err) : reduce(batch, real);
-    lc_span_end(&span);
-    return result;
-}
-
-/* Two streams of one group: the mark behind the later one stands for both. */
-static int join_streams(struct lc_reducer *reducer, cudaStream_t stream)
-{
-    int err = 0;
-
-    if (reducer->group_recorded && reducer->group_stream != stream) {
-        err = reducer->backend->cudaEventRecord(reducer->join, reducer->group_stream);
-        if (!err)
-            err = reducer->backend->cudaStreamWaitEvent(stream, reducer->join, 0);
-    }
-    reducer->group_recorded = true;
-    reducer->group_stream = stream;
-    return err;
-}
-
-static ncclResult_t finish(const struct batch *batch)
-{
-    struct lc_reducer *reducer = batch->first->op.comm->reducer;
-    struct lc_span span;
-    int err = lc_span_begin(reducer, batch->first->op.stream, &span);
-
-    if (err)
-        return cuda_failed(batch, err);
-    err = unpack(batch);
-    if (!err)
-        err = join_streams(reducer, batch->first->op.stream);
-    if (!err)
-        err = lc_span_record(&span);
-    lc_span_end(&span);
-    return err ? cuda_failed(batch, err) : ncclSuccess;
-}
-
-/* The batch of one item's kind in what is left of the scratch; NULL and ncclSuccess: nothing fits now. */
-static ncclResult_t next_batch(struct lc_gather *gather, size_t first, struct batch **out)
-{
-    const struct item *item = &gather->items[first];
-    struct lc_reducer *reducer = item->op.comm->reducer;
-    uint64_t room = (reducer->bytes - reducer->group_bytes) / wire_size(item);
-
-    *out = NULL;
-    if (room < LK_PACK_ALIGN)
-        return ncclSuccess;
-    *out = collect(gather, first, reducer->scratch + reducer->group_bytes, room);
-    if (!*out)
-        return failed(&item->op, "out of memory");
-    reducer->group_bytes += ((*out)->length * wire_size(item) + 255) / 256 * 256;
-    if (reducer->group_bytes > reducer->bytes)
-        reducer->group_bytes = reducer->bytes;
-    return ncclSuccess;
-}
-
-/* Inside an open group: as many batches as the scratches hold, one call each. */
+/* Inside an open group. */
 static ncclResult_t start_round(struct lc_gather *gather, const struct lc_real *real)
 {
     struct batch **last = &gather->inside;
@@ -299,45 +588,42 @@ static ncclResult_t start_round(struct lc_gather *gather, const struct lc_real *
 
     for (size_t i = 0; result == ncclSuccess && i < gather->n; i++) {
         struct item *item = &gather->items[i];
-        struct batch *batch;
+        const struct member *member = find_member(gather, item->op.comm);
 
         if (is_done(item))
             continue;
         if (item->choice.path == LC_PATH_PACK && item->done == 0 &&
             count_like(gather, i) < LC_PACK_LEAST) {
-            result = forward(item, real);
+            /* Not before ours if a round has gone by: its streams are joined behind ours only. */
+            result = forward(item, member->begun ? member->streams[0] : item->op.stream, real);
             continue;
         }
-        result = next_batch(gather, i, &batch);
-        if (!batch)
+        *last = collect(gather, i, &result);
+        if (!*last)
             continue;
-        *last = batch;
-        last = &batch->next;
-        result = start(batch, real);
+        result = start(*last, real);
+        last = &(*last)->next;
     }
     return result;
 }
 
 /* Behind the group. */
-static ncclResult_t finish_round(struct lc_gather *gather, ncclResult_t result)
+static ncclResult_t finish_round(struct lc_gather *gather, ncclResult_t result,
+                                 const struct lc_real *real)
 {
     struct batch *batch = gather->inside;
 
+    if (result == ncclSuccess)
+        result = finish_batches(batch, real);
     gather->inside = NULL;
     while (batch) {
         struct batch *next = batch->next;
 
-        if (result == ncclSuccess)
-            result = finish(batch);
         free_batch(batch);
         batch = next;
     }
-    for (size_t i = 0; i < gather->n; i++) {
-        struct lc_reducer *reducer = gather->items[i].op.comm->reducer;
-
-        reducer->group_bytes = 0;
-        reducer->group_recorded = false;
-    }
+    for (size_t i = 0; i < gather->members_n; i++)
+        gather->members[i]->used = 0;
     return result;
 }
 
@@ -355,7 +641,7 @@ ncclResult_t lc_gather_flush(const struct lc_real *real)
     return lc_thread.gather ? start_round(lc_thread.gather, real) : ncclSuccess;
 }
 
-/* A group of its own each: several communicators of one thread must go together. */
+/* What the group's own end had no room for. */
 static ncclResult_t run_round(struct lc_gather *gather, const struct lc_real *real)
 {
     ncclResult_t result = real->ncclGroupStart();
@@ -365,7 +651,7 @@ static ncclResult_t run_round(struct lc_gather *gather, const struct lc_real *re
         return result;
     result = start_round(gather, real);
     end = real->ncclGroupEnd();
-    return finish_round(gather, result != ncclSuccess ? result : end);
+    return finish_round(gather, result != ncclSuccess ? result : end, real);
 }
 
 static void count(const struct item *item)
@@ -376,13 +662,24 @@ static void count(const struct item *item)
                   item->choice.path == LC_PATH_CAST ? bytes / 2 : bytes);
 }
 
-static void clear(struct lc_gather *gather, bool counted)
+/* `happened`: else the group's operations are no operations, neither in the ledger nor in the agreement. */
+static void clear(struct lc_gather *gather, bool happened)
 {
     for (size_t i = 0; i < gather->n; i++) {
-        if (counted)
+        if (happened)
             count(&gather->items[i]);
         lc_comm_put(gather->items[i].op.comm);
     }
+    for (size_t i = 0; i < gather->members_n; i++) {
+        struct member *member = gather->members[i];
+
+        if (!happened)
+            lc_agree_rewind(member->comm->agree, member->before);
+        lc_comm_put(member->comm);
+        free(member->streams);
+        free(member);
+    }
+    free(gather->members);
     free(gather->items);
     free(gather);
 }
@@ -394,9 +691,15 @@ ncclResult_t lc_gather_finish(const struct lc_real *real, ncclResult_t result)
     if (!gather)
         return result;
     lc_thread.gather = NULL;
-    result = finish_round(gather, result);
+    result = finish_round(gather, result, real);
     while (result == ncclSuccess && !all_done(gather))
         result = run_round(gather, real);
+    for (size_t i = 0; i < gather->members_n; i++) {
+        ncclResult_t left = leave(gather->members[i]);
+
+        if (result == ncclSuccess)
+            result = left;
+    }
     clear(gather, result == ncclSuccess);
     return result;
 }
@@ -409,8 +712,18 @@ ncclResult_t lc_gather_simulate(const struct lc_real *real)
     if (!gather)
         return result;
     lc_thread.gather = NULL;
-    for (size_t i = 0; result == ncclSuccess && i < gather->n; i++)
-        result = forward(&gather->items[i], real);
+    for (size_t i = 0; result == ncclSuccess && i < gather->n; i++) {
+        struct lc_op *op = &gather->items[i].op;
+
+        if (op->redop >= ncclNumOps) /* its handle may be gone; only the time is asked for */
+            op->redop = ncclSum;
+        if (op->kind == LC_OP_REDUCE_SCATTER)
+            result = real->ncclReduceScatter(op->send, op->recv, op->count, op->type, op->redop,
+                                             op->handle, op->stream);
+        else
+            result = real->ncclAllReduce(op->send, op->recv, op->count, op->type, op->redop,
+                                         op->handle, op->stream);
+    }
     clear(gather, false);
     return result;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * All-reduces that the program puts into one group: those of one communicator, stream, operation and type travel as one
+ * Reductions that the program puts into one group: those of one communicator, kind, operation and type travel as one
  * call of NCCL's on a packed buffer. The packed calls are made inside the program's own group, just before it ends, so
  * that everything in the group still runs together; what does not fit the scratch follows behind the group. Which calls
  * share one, and in which order, follows from the calls alone. Per thread, as groups are.
@@ -10,6 +10,10 @@
 
 #include "interpose/policy.h"
 #include "interpose/real.h"
+
+/* Before any operation inside a group on a communicator that has an agreement. A failure is final for the
+ * communicator. */
+ncclResult_t lc_gather_note(const struct lc_op *op);
 
 /* Takes over the operation and its pin on the communicator. A failure is final for the communicator. */
 ncclResult_t lc_gather_add(struct lc_op *op, const struct lc_choice *choice,
@@ -21,7 +25,8 @@ ncclResult_t lc_gather_flush(const struct lc_real *real);
 /* After it. `result`: of the real end; on failure everything gathered is dropped. Returns it, or what went wrong. */
 ncclResult_t lc_gather_finish(const struct lc_real *real, ncclResult_t result);
 
-/* For a group that is only simulated: hands the calls to NCCL as the program made them. */
+/* For a group that is only simulated: hands the calls to NCCL as the program made them. None of the group's operations
+ * counts for the agreement: other ranks need not simulate. */
 ncclResult_t lc_gather_simulate(const struct lc_real *real);
 
 /* In a forked child: what the parent gathered is the parent's. */

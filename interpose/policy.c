@@ -11,15 +11,11 @@ static bool is_packable_type(ncclDataType_t type)
     return type == ncclFloat32 || type == ncclBfloat16 || type == ncclFloat16;
 }
 
-/* Of a group only all-reduces travel together, and only by NCCL's own bf16 sum: what has to be summed exactly, or in
- * other pieces, keeps its type there. */
 static bool can_cast(const struct lc_op *op, const struct lc_situation *now,
                      const struct lc_config *config)
 {
     return config->allreduce_wire != LC_WIRE_DATA && op->type == ncclFloat32 &&
-           now->redop.kind != LC_REDOP_OTHER &&
-           (!now->grouped ||
-            (op->kind == LC_OP_ALL_REDUCE && !lc_wire_is_accurate(config, now->ranks)));
+           now->redop.kind != LC_REDOP_OTHER;
 }
 
 /* Operations that the program made live shorter than the group: PyTorch destroys them behind the call. */

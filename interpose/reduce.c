@@ -9,6 +9,7 @@
 
 #include <poll.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define WIRE sizeof(uint16_t)
 
@@ -28,8 +29,7 @@ struct lc_reducer *lc_reducer_new(int device, cudaStream_t stream, size_t bytes)
         free(reducer);
         return NULL;
     }
-    *reducer =
-        (struct lc_reducer){ .backend = backend, .device = device, .bytes = bytes, .last = stream };
+    *reducer = (struct lc_reducer){ .backend = backend, .device = device, .bytes = bytes };
     err = backend->lk_load_all();
     if (!err)
         err = backend->cudaMalloc((void **)&reducer->scratch, bytes);
@@ -37,6 +37,9 @@ struct lc_reducer *lc_reducer_new(int device, cudaStream_t stream, size_t bytes)
         err = backend->cudaEventCreateWithFlags(&reducer->serial, cudaEventDisableTiming);
     if (!err)
         err = backend->cudaEventCreateWithFlags(&reducer->join, cudaEventDisableTiming);
+    for (int i = 0; !err && i < LC_CAPTURES; i++)
+        err = backend->cudaEventCreateWithFlags(&reducer->captured[i].event,
+                                                cudaEventDisableTiming);
     if (!err)
         err = backend->cudaEventRecord(reducer->serial,
                                        stream); /* a wait in a graph needs one before it */
@@ -87,6 +90,10 @@ void lc_reducer_free(struct lc_reducer *reducer, bool aborted)
                 (void)backend->cudaEventDestroy(reducer->serial);
             if (reducer->join)
                 (void)backend->cudaEventDestroy(reducer->join);
+            for (int i = 0; i < LC_CAPTURES; i++) {
+                if (reducer->captured[i].event)
+                    (void)backend->cudaEventDestroy(reducer->captured[i].event);
+            }
         }
         lc_guard_end(backend, reducer->device, &guard);
     }
@@ -95,52 +102,82 @@ void lc_reducer_free(struct lc_reducer *reducer, bool aborted)
 
 /* ---- order ---- */
 
-/* One handle for many streams: the per-thread default streams. */
-static bool is_ambiguous(cudaStream_t stream)
+/* As the newest runtime declares it; older ones have fewer of the optional arguments behind the third. */
+typedef cudaError_t capture_info(cudaStream_t stream, enum cudaStreamCaptureStatus *status,
+                                 unsigned long long *id, void *graph, void *dependencies,
+                                 void *edges, void *count);
+
+int lc_capture_id(const struct lc_backend *backend, cudaStream_t stream, unsigned long long *id)
 {
-    return stream == cudaStreamPerThread;
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    capture_info *ask;
+    int err;
+
+    memcpy(&ask, &backend->cudaStreamGetCaptureInfo, sizeof(ask));
+    *id = 0;
+    err = ask(stream, &status, id, NULL, NULL, NULL, NULL);
+    if (!err && status == cudaStreamCaptureStatusInvalidated)
+        err = cudaErrorStreamCaptureInvalidated;
+    if (err || status != cudaStreamCaptureStatusActive)
+        *id = 0;
+    return err;
 }
 
 int lc_span_begin(struct lc_reducer *reducer, cudaStream_t stream, struct lc_span *span)
 {
     const struct lc_backend *backend = reducer->backend;
-    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     int err;
 
     *span = (struct lc_span){ .reducer = reducer, .stream = stream };
     if (!lc_guard_begin(backend, reducer->device, &span->guard))
         return cudaErrorInvalidDevice;
-    err = backend->cudaStreamIsCapturing(stream, &status);
-    span->capturing = status == cudaStreamCaptureStatusActive;
+    err = lc_capture_id(backend, stream, &span->capture);
     if (err)
         lc_span_end(span);
     return err;
 }
 
+static struct lc_captured *find_captured(struct lc_reducer *reducer, unsigned long long id)
+{
+    for (int i = 0; i < LC_CAPTURES; i++) {
+        if (reducer->captured[i].id == id)
+            return &reducer->captured[i];
+    }
+    return NULL;
+}
+
+/* Also on the stream of the use before: a handle may be a new stream's, and the per-thread one is a stream a thread. */
 int lc_span_wait(struct lc_span *span)
 {
     struct lc_reducer *reducer = span->reducer;
     const struct lc_backend *backend = reducer->backend;
+    const struct lc_captured *captured;
 
-    if (span->capturing) {
-        reducer->captured = true;
-        return backend->cudaStreamWaitEvent(span->stream, reducer->serial, cudaEventWaitExternal);
-    }
-    if (reducer->captured || span->stream != reducer->last || is_ambiguous(span->stream))
+    if (!span->capture)
         return backend->cudaStreamWaitEvent(span->stream, reducer->serial, 0);
-    return 0;
+    captured = find_captured(reducer, span->capture);
+    if (captured)
+        return backend->cudaStreamWaitEvent(span->stream, captured->event, 0);
+    return backend->cudaStreamWaitEvent(span->stream, reducer->serial, cudaEventWaitExternal);
 }
 
 int lc_span_record(struct lc_span *span)
 {
     struct lc_reducer *reducer = span->reducer;
     const struct lc_backend *backend = reducer->backend;
+    struct lc_captured *captured;
+    int err;
 
-    if (span->capturing)
-        return backend->cudaEventRecordWithFlags(reducer->serial, span->stream,
-                                                 cudaEventRecordExternal);
-    reducer->last = span->stream;
-    return backend->cudaEventRecord(reducer->serial, span->stream);
+    if (!span->capture)
+        return backend->cudaEventRecord(reducer->serial, span->stream);
+    err = backend->cudaEventRecordWithFlags(reducer->serial, span->stream, cudaEventRecordExternal);
+    if (err)
+        return err;
+    captured = find_captured(reducer, span->capture);
+    if (!captured)
+        captured = &reducer->captured[reducer->next_captured++ % LC_CAPTURES];
+    captured->id = span->capture;
+    return backend->cudaEventRecord(captured->event, span->stream);
 }
 
 void lc_span_end(struct lc_span *span)
@@ -216,24 +253,27 @@ static int pack_parts(const struct cast *cast, uint64_t at, uint64_t n)
     return err;
 }
 
-static ncclResult_t exchange(const struct cast *cast, const char *from, char *to, uint64_t shard)
+ncclResult_t lc_exchange(const struct lc_real *real, const char *from, char *to, uint64_t shard,
+                         const struct lc_comm *comm, cudaStream_t stream)
 {
-    const struct lc_op *op = cast->op;
-    const struct lc_real *real = cast->real;
+    ncclComm_t handle = (ncclComm_t)atomic_load_explicit(&comm->handle, memory_order_relaxed);
     ncclResult_t result, end;
 
     if (real->ncclAlltoAll)
-        return real->ncclAlltoAll(from, to, shard, ncclBfloat16, op->handle, op->stream);
+        return real->ncclAlltoAll(from, to, shard, ncclBfloat16, handle, stream);
     result = real->ncclGroupStart();
-    for (uint64_t r = 0; result == ncclSuccess && r < cast->ranks; r++) {
-        result = real->ncclSend(from + r * shard * WIRE, shard, ncclBfloat16, (int)r, op->handle,
-                                op->stream);
+    for (int r = 0; result == ncclSuccess && r < comm->facts.ranks; r++) {
+        result = real->ncclSend(from + r * shard * WIRE, shard, ncclBfloat16, r, handle, stream);
         if (result == ncclSuccess)
-            result = real->ncclRecv(to + r * shard * WIRE, shard, ncclBfloat16, (int)r, op->handle,
-                                    op->stream);
+            result = real->ncclRecv(to + r * shard * WIRE, shard, ncclBfloat16, r, handle, stream);
     }
     end = real->ncclGroupEnd();
     return result != ncclSuccess ? result : end;
+}
+
+static ncclResult_t exchange(const struct cast *cast, const char *from, char *to, uint64_t shard)
+{
+    return lc_exchange(cast->real, from, to, shard, cast->op->comm, cast->op->stream);
 }
 
 /* All-to-all of bf16, sum in fp32 in rank order, all-gather of the rounded sums: every rank gets the owner's bits. */
@@ -329,14 +369,15 @@ ncclResult_t lc_reduce_cast(const struct lc_op *op, const struct lc_redop *redop
     ncclResult_t result = ncclSuccess;
     struct lc_span span;
     int err = lc_span_begin(cast.reducer, op->stream, &span);
+    int recorded;
 
     if (err)
         return failed(&cast, err);
     err = lc_span_wait(&span);
     for (uint64_t at = 0; !err && result == ncclSuccess && at < op->count; at += most)
         result = run(&cast, at, op->count - at < most ? op->count - at : most);
-    if (!err && result == ncclSuccess)
-        err = lc_span_record(&span);
+    recorded = lc_span_record(&span); /* also behind a part of the work */
     lc_span_end(&span);
+    err = err ? err : recorded;
     return err ? failed(&cast, err) : result;
 }

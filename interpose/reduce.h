@@ -4,8 +4,9 @@
  *
  * One scratch buffer per communicator, made before the vote, never moved or grown after it; what does not fit goes
  * through it in pieces whose sizes follow from counts and settings alone. All uses of one scratch happen in call order,
- * whatever their streams and graphs: each ends by recording an event that the next one waits for, by external record
- * and wait under capture (as NCCL orders its own kernels).
+ * whatever their streams and graphs: each ends by recording an event that the next one waits for. Between graphs, and
+ * between graphs and streams, that is an external record and wait, whose order is the launches' (as NCCL orders its own
+ * kernels); inside one graph it is an edge.
  */
 #ifndef LC_INTERPOSE_REDUCE_H
 #define LC_INTERPOSE_REDUCE_H
@@ -15,6 +16,8 @@
 #include "interpose/policy.h"
 #include "interpose/real.h"
 
+#define LC_CAPTURES 4
+
 /* Used by the thread that calls the communicator's operations; freed after NCCL has ended the communicator. */
 struct lc_reducer {
     const struct lc_backend *backend;
@@ -23,13 +26,14 @@ struct lc_reducer {
     size_t bytes;
     cudaEvent_t serial; /* behind the last use of the scratch */
     cudaEvent_t join;   /* between streams of one group */
-    cudaStream_t last;  /* of the last eager use */
-    bool captured;      /* some use is in a graph, which may be replayed at any time */
 
-    /* Within one group: bytes of scratch in use, and the stream that was recorded last. */
-    size_t group_bytes;
-    bool group_recorded;
-    cudaStream_t group_stream;
+    /* Uses inside one graph are ordered by edges of that graph: an event that a node of it records tells its other
+     * nodes nothing. Captures go on side by side; one that is pushed out starts afresh. */
+    struct lc_captured {
+        unsigned long long id; /* of the capture, 0: none */
+        cudaEvent_t event;     /* behind its last use */
+    } captured[LC_CAPTURES];
+    unsigned next_captured;
 };
 
 /* Set-up on the calling thread, never under capture. NULL: not possible here, said once. */
@@ -45,13 +49,20 @@ void lc_reducer_free(struct lc_reducer *reducer, bool aborted);
 struct lc_span {
     struct lc_reducer *reducer;
     cudaStream_t stream;
-    bool capturing;
+    unsigned long long capture; /* 0: none */
     struct lc_guard guard;
 };
 int lc_span_begin(struct lc_reducer *reducer, cudaStream_t stream, struct lc_span *span);
 int lc_span_wait(struct lc_span *span);
 int lc_span_record(struct lc_span *span);
 void lc_span_end(struct lc_span *span);
+
+/* The capture that a stream is part of, 0 for none. 0 or a cudaError_t. */
+int lc_capture_id(const struct lc_backend *backend, cudaStream_t stream, unsigned long long *id);
+
+/* All-to-all of `shard` bf16 elements with each rank. */
+ncclResult_t lc_exchange(const struct lc_real *real, const char *from, char *to, uint64_t shard,
+                         const struct lc_comm *comm, cudaStream_t stream);
 
 /* The factor that packing applies. */
 struct lk_scale lc_scale_of(const struct lc_redop *redop, int ranks);

@@ -2,7 +2,6 @@
 #include "interpose/route.h"
 
 #include "common/log.h"
-#include "interpose/agree.h"
 #include "interpose/comm.h"
 #include "interpose/gather.h"
 #include "interpose/policy.h"
@@ -16,12 +15,20 @@ static bool is_collective(enum lc_op_kind kind)
     return kind != LC_OP_SEND && kind != LC_OP_RECV;
 }
 
-static bool is_captured(const struct lc_backend *backend, cudaStream_t stream)
+/* Also where that cannot be known: the legacy stream while another thread captures one that waits for it. */
+static bool is_captured(const struct lc_backend *backend, int device, cudaStream_t stream)
 {
-    enum cudaStreamCaptureStatus status;
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusActive;
+    struct lc_guard guard; /* the legacy stream is the current device's */
 
-    return backend->cudaStreamIsCapturing(stream, &status) != cudaSuccess ||
-           status != cudaStreamCaptureStatusNone;
+    if (!lc_guard_begin(backend, device, &guard))
+        return true;
+    if (backend->cudaStreamIsCapturing(stream, &status) != cudaSuccess) {
+        (void)backend->cudaGetLastError(); /* not the program's error */
+        status = cudaStreamCaptureStatusActive;
+    }
+    lc_guard_end(backend, device, &guard);
+    return status != cudaStreamCaptureStatusNone;
 }
 
 /* Local reasons end here: what cannot be set up on this rank withholds its vote, and nothing else. */
@@ -29,16 +36,16 @@ static bool is_set_up(struct lc_comm *comm, cudaStream_t stream)
 {
     const struct lc_backend *backend;
     size_t bytes = lc_process_config()->scratch;
+    int device = atomic_load_explicit(&comm->device, memory_order_relaxed);
 
     if (comm->reducer)
         return true;
     if (comm->no_setup || !lc_agree_wants_setup(comm->agree))
         return false;
     backend = lc_backend();
-    if (backend && is_captured(backend, stream))
+    if (backend && is_captured(backend, device, stream))
         return false; /* at a later call */
-    comm->reducer = lc_reducer_new(atomic_load_explicit(&comm->device, memory_order_relaxed),
-                                   stream, bytes < SCRATCH_LEAST ? SCRATCH_LEAST : bytes);
+    comm->reducer = lc_reducer_new(device, stream, bytes < SCRATCH_LEAST ? SCRATCH_LEAST : bytes);
     comm->no_setup = !comm->reducer;
     return comm->reducer != NULL;
 }
@@ -94,6 +101,14 @@ void lc_route(struct lc_op *op, const struct lc_real *real)
 {
     struct lc_comm *comm = op->comm;
 
+    if (lc_thread.depth > 0) {
+        ncclResult_t result = lc_gather_note(op);
+
+        if (result != ncclSuccess) {
+            settle(op, result);
+            return;
+        }
+    }
     if (!is_collective(op->kind))
         return;
     if (lc_policy_is_nccl(op, lc_thread.depth > 0, lc_process_config())) {
