@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Starts the ranks. The parent of processes touches neither CUDA nor NCCL. See reduce.h. */
+#include "tests/gpu/reduce.h"
+#include "tests/rig/ranks.h"
+
+#include <dlfcn.h>
+#include <getopt.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define USAGE                                                                     \
+    "usage: reduce [--ranks N] [--threads] [--seed N] [--seconds S] [--limit S] " \
+    "[--only CASE] [--streams default|thread]\n"
+#define ARENA ((size_t)160 << 20)
+
+struct options {
+    int ranks, limit_s;
+    bool threads, per_thread;
+    uint64_t seed;
+    double seconds;
+    const char *only;
+    struct rd_shared *shared;
+};
+
+static ncclUniqueId get_id(struct rd_rank *me)
+{
+    if (me->rank == 0) {
+        RD_NCCL(ncclGetUniqueId(&me->shared->id));
+        atomic_store(&me->shared->has_id, 1);
+    }
+    while (!atomic_load(&me->shared->has_id))
+        usleep(200);
+    return me->shared->id;
+}
+
+static void choose_device(struct rd_rank *me)
+{
+    char node[32];
+    int devices = 0;
+
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+        if (me->rank == 0)
+            printf("SKIPPED: no GPU here\n");
+        fflush(stdout);
+        _exit(LC_SKIP);
+    }
+    if (me->n > devices) { /* NCCL refuses two ranks of one machine on one GPU */
+        (void)snprintf(node, sizeof(node), "node%d", me->rank / devices);
+        setenv("NCCL_HOSTID", node, 0);
+        setenv("LOONGCOMM_HOSTID", "one", 0);
+    }
+    RD_CUDA(cudaSetDevice(me->rank % devices));
+}
+
+static void read_settings(struct rd_rank *me)
+{
+    const char *wire = getenv("LOONGCOMM_ALLREDUCE_WIRE"), *least = getenv("LOONGCOMM_MIN_BYTES");
+
+    me->min_bytes = least ? strtoul(least, NULL, 10) : 65536;
+    if (!dlsym(RTLD_DEFAULT, "loongcommCallsSeen") || !wire || strcmp(wire, "data") == 0)
+        return;
+    me->wire = strcmp(wire, "bf16") == 0 ? RD_BF16 : RD_ACCURATE;
+}
+
+static void set_up(struct rd_rank *me, const struct options *options)
+{
+    static const float half = 0.5f;
+
+    choose_device(me);
+    me->rig = dlsym(RTLD_DEFAULT, "lcrig_enqueue") != NULL;
+    read_settings(me);
+    me->last_take = &me->takes;
+    me->device.size = me->host.size = ARENA;
+    RD_CUDA(cudaMalloc((void **)&me->device.base, ARENA));
+    RD_CUDA(cudaHostAlloc((void **)&me->host.base, ARENA, 0));
+    RD_CUDA(cudaMalloc((void **)&me->factor, sizeof(half)));
+    RD_CUDA(cudaMemcpy(me->factor, &half, sizeof(half), cudaMemcpyHostToDevice));
+    for (int i = 0; i < 2; i++)
+        RD_CUDA(cudaStreamCreateWithFlags(&me->streams[i], cudaStreamNonBlocking));
+    me->streams[2] = options->per_thread ? cudaStreamPerThread : NULL;
+    RD_CUDA(cudaEventCreateWithFlags(&me->event, cudaEventDisableTiming));
+    me->comms[0].rank = me->rank;
+    me->comms[1].rank = me->n - 1 - me->rank;
+    me->comms[1].reversed = true;
+    RD_NCCL(ncclCommInitRank(&me->comms[0].handle, me->n, get_id(me), me->rank));
+    RD_NCCL(
+        ncclCommSplit(me->comms[0].handle, 0, me->n - 1 - me->rank, &me->comms[1].handle, NULL));
+}
+
+/* Until the ranks have agreed: results below and beyond are told apart by their bits. */
+static void warm_up(struct rd_rank *me)
+{
+    for (int i = 0; i < 128; i++) {
+        for (int comm = 0; comm < RD_COMMS; comm++) {
+            struct rd_call call = { .kind = RD_ALL_REDUCE, .comm = comm, .type = ncclFloat32 };
+
+            call.count = me->min_bytes / 4;
+            call.in_place = true;
+            rd_prepare(me, &call);
+            rd_issue(me, &call, me->streams[0]);
+            me->device.used = 0;
+        }
+        RD_CUDA(cudaStreamSynchronize(me->streams[0]));
+        usleep(i < 32 ? 2000 : 0);
+    }
+}
+
+static void tear_down(struct rd_rank *me)
+{
+    for (int i = RD_COMMS - 1; i >= 0; i--)
+        RD_NCCL(ncclCommDestroy(me->comms[i].handle));
+    for (int i = 0; i < 2; i++)
+        RD_CUDA(cudaStreamDestroy(me->streams[i]));
+    RD_CUDA(cudaEventDestroy(me->event));
+    RD_CUDA(cudaFree(me->factor));
+    RD_CUDA(cudaFree(me->device.base));
+    RD_CUDA(cudaFreeHost(me->host.base));
+}
+
+static int run_rank(int rank, int n, void *arg)
+{
+    const struct options *options = arg;
+    struct rd_rank me = { .rank = rank,
+                          .n = n,
+                          .threads = options->threads,
+                          .shared = options->shared };
+
+    set_up(&me, options);
+    warm_up(&me);
+    rd_cases(&me, options->only);
+    rd_random(&me, options->seed, options->seconds);
+    tear_down(&me);
+    return 0;
+}
+
+static bool parse(int argc, char **argv, struct options *options)
+{
+    static const struct option names[] = {
+        {"ranks",      required_argument, NULL, 'r' },
+        { "threads",        no_argument, NULL, 't' },
+        { "seed",           required_argument, NULL, 's' },
+        { "seconds",required_argument, NULL, 'd' },
+        { "limit",         required_argument, NULL, 'l' },
+        { "only",      required_argument, NULL, 'o' },
+        { "streams",        required_argument, NULL, 'p' },
+        { 0          },
+    };
+    int option;
+
+    while ((option = getopt_long(argc, argv, "", names, NULL)) != -1) {
+        switch (option) {
+        case 'r': options->ranks = atoi(optarg); break;
+        case 't': options->threads = true; break;
+        case 's': options->seed = strtoull(optarg, NULL, 10); break;
+        case 'd': options->seconds = atof(optarg); break;
+        case 'l': options->limit_s = atoi(optarg); break;
+        case 'o': options->only = optarg; break;
+        case 'p': options->per_thread = strcmp(optarg, "thread") == 0; break;
+        default: return false;
+        }
+    }
+    return optind == argc && options->ranks >= 2 && options->ranks <= RD_MAX_RANKS;
+}
+
+int main(int argc, char **argv)
+{
+    struct options options = { .ranks = 2, .limit_s = 120, .seed = 1, .seconds = 5 };
+    int failed;
+
+    if (!parse(argc, argv, &options)) {
+        fputs(USAGE, stderr);
+        return 2;
+    }
+    options.shared = mmap(NULL, sizeof(*options.shared), PROT_READ | PROT_WRITE,
+                          MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(options.shared != MAP_FAILED);
+    failed = (options.threads ? lc_ranks_run_threads : lc_ranks_run)(options.ranks, run_rank,
+                                                                     &options, options.limit_s);
+    if (failed == LC_SKIP)
+        return LC_SKIP;
+    printf("reduce: %d ranks%s: %s\n", options.ranks, options.threads ? " as threads" : "",
+           failed ? "FAILED" : "passed");
+    return failed ? 1 : 0;
+}
