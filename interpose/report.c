@@ -56,7 +56,7 @@ int lc_report_take(struct lc_report *out)
     report.comm = calloc(LC_REPORT_COMMS, sizeof(*report.comm));
     if (!report.comm)
         return -ENOMEM;
-    if (gethostname(report.host, sizeof(report.host) - 1) != 0)
+    if (gethostname(report.host, sizeof(report.host)) != 0)
         strcpy(report.host, "unknown");
     lc_ledger_merge(&report.others, lc_comm_others(&report.other_count));
     lc_comm_each(take_comm, &report);
@@ -89,6 +89,8 @@ static int create_file(const char *dir, const struct lc_report *report, const ch
         (void)snprintf(name, sizeof(name),
                        n ? "loongcomm-%s-%d-rank%d-%d.%s" : "loongcomm-%s-%d-rank%d%.0d.%s",
                        report->host, report->pid, report->rank, n, ending);
+        for (char *slash = name; (slash = strchr(slash, '/'));) /* a host name may hold any byte */
+            *slash = '_';
         fd = openat(dir_fd, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
         if (fd < 0 && errno != EEXIST)
             break;

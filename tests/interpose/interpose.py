@@ -4,6 +4,7 @@
 
 interpose.py TEST KEY=PATH...: the keys are lib, proxy, app, bare (an app without NCCL), user (a library linked
 with NCCL), locks, noop, fake_RELEASE, symbols (prints what lib must export)."""
+import ctypes
 import json
 import os
 import re
@@ -191,6 +192,20 @@ def output_that_nobody_takes_does_not_end_the_program():
         done = subprocess.run([PATHS['app'], 'many_small'], env=dict(env, **more), capture_output=True, timeout=60,
                               preexec_fn=limit)
         check((done.returncode, done.stdout) == (0, b'done\n'), more, done.returncode)
+
+
+def any_host_name_fits_into_the_name_of_a_report():
+    name = 'a/' + 62 * 'x' # the longest that Linux takes; it allows any byte
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(0x04000000) != 0 or libc.sethostname(name.encode(), len(name)) != 0: # CLONE_NEWUTS
+        print('no host name may be set here:', os.strerror(ctypes.get_errno()))
+        raise SystemExit(SKIP)
+    folder = os.path.join(TMP, 'reports')
+    done = run('app', 'many_small', LOONGCOMM_REPORT='json', LOONGCOMM_DIR=folder)
+    check(done.stderr == '', done.stderr)
+    file, = os.listdir(folder)
+    check(file.startswith('loongcomm-' + name.replace('/', '_') + '-'), file)
+    check(json.load(open(os.path.join(folder, file)))['host'] == name)
 
 
 def switched_off_passes_straight_through():
