@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* ncclResult_t, without NCCL's header: the proxy must not depend on one release. */
 #define SYSTEM_ERROR  2
@@ -106,9 +107,18 @@ static void *open_hooks(void)
     for (size_t i = 0; !handle && i < sizeof(places) / sizeof(*places); i++) {
         int folder = (int)(strrchr(info.dli_fname, '/') - info.dli_fname);
 
-        if ((size_t)snprintf(path, sizeof(path), "%.*s/%s", folder, info.dli_fname, places[i]) <
-            sizeof(path))
-            handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+        if ((size_t)snprintf(path, sizeof(path), "%.*s/%s", folder, info.dli_fname, places[i]) >=
+                sizeof(path) ||
+            access(path, F_OK) != 0)
+            continue;
+        handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+        if (!handle) {
+            const char *why = dlerror();
+
+            lc_warn_once("%s cannot be loaded: %s; calls go straight to NCCL", path,
+                         why ? why : "of an unknown cause");
+            return NULL;
+        }
     }
     if (!handle)
         lc_warn_once("libloongcomm.so is not beside %s: calls go straight to NCCL", info.dli_fname);

@@ -357,6 +357,17 @@ def proxy_alone_uses_the_nccl_in_use():
     check(done.stderr.count('\n') == 1 and 'libloongcomm.so is not beside' in done.stderr, done.stderr)
 
 
+def proxy_says_why_the_library_beside_it_cannot_be_used():
+    folder = os.path.join(TMP, 'broken')
+    os.mkdir(folder)
+    shutil.copy(PATHS['proxy'], folder)
+    with open(os.path.join(folder, 'libloongcomm.so'), 'w') as file:
+        file.write('no library')
+    done = run('opener', 'use', os.path.join(folder, 'libnccl.so.2'), preload=(), folders=[nccl_folder('fake_' + NEWEST)])
+    check(loaded(done) == {'libnccl.so.2', f'libfake_nccl_{NEWEST}.so'}, done.stdout)
+    check(done.stderr.count('\n') == 1 and 'libloongcomm.so' in done.stderr and 'too short' in done.stderr, done.stderr)
+
+
 def proxy_says_what_the_real_nccl_lacks():
     done = run('opener', 'missing', preload=(), folders=[proxy_folder(), nccl_folder('fake_21805')],
                LOONGCOMM_REPORT='off')
