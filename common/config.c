@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/auxv.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -147,6 +148,12 @@ static void take(struct source *src, int index, const char *text, size_t len, in
     src->line[index] = line;
 }
 
+/* The caller of a program that has more rights than he must not choose what it loads and writes to. */
+static bool is_privileged(void)
+{
+    return getauxval(AT_SECURE) != 0;
+}
+
 static void read_environment(struct source *src)
 {
     for (char **env = environ; env && *env; env++) {
@@ -156,6 +163,11 @@ static void read_environment(struct source *src)
 
         if (strncmp(*env, PREFIX, PREFIX_LEN) != 0 || !(equals = strchr(name, '=')))
             continue;
+        if (is_privileged()) {
+            COMPLAIN(src, PREFIX "* in the environment is ignored: this program has more rights "
+                                 "than its caller");
+            return;
+        }
         index = find(name, (size_t)(equals - name));
         if (index < 0)
             COMPLAIN(src,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import os
 import re
+import shutil
 import unittest
 
 from cli import CLI, CliTest, call
@@ -78,6 +79,22 @@ class Config(CliTest):
         result = call("-c", '"$0" config > /dev/full', CLI, cli="/bin/sh")
         self.assertEqual(result.returncode, 1)
         self.assertIn("cannot write", result.stderr)
+
+    @unittest.skipUnless(os.geteuid() == 0, "only root can make such a program")
+    def test_program_with_more_rights_than_its_caller_ignores_the_environment(self):
+        """LOONGCOMM_NCCL would load any code into it, LOONGCOMM_LOG_FILE write to any file."""
+        command = self.path("loongcomm")
+        shutil.copy(CLI, command)
+        os.chmod(self.folder, 0o755)
+        os.chown(command, 65534, -1)
+        os.chmod(command, 0o4755)
+        result = call("config", "--json", cli=command, LOONGCOMM_REPORT="off", LOONGCOMM_NO_SUCH="1")
+        if not os.statvfs(self.folder).f_flag & os.ST_NOSUID:
+            document = self.document(result)
+            settings = {s["name"]: s for s in document["settings"]}
+            self.assertEqual(settings["LOONGCOMM_REPORT"]["origin"], "default")
+            self.assertEqual(len(document["problems"]), 1)
+            self.assertIn("more rights", document["problems"][0])
 
 
 if __name__ == "__main__":
