@@ -122,6 +122,8 @@ static void tell_complete(struct hosted *hosted)
     }
     tell_all(hosted, LC_FRAME_COMPLETE, &common, sizeof(common));
     hosted->complete = true;
+    close(hosted->words_fd); /* nobody is left to get it, and descriptors are the program's */
+    hosted->words_fd = -1;
 }
 
 /* ---- members come and go ---- */
@@ -179,7 +181,7 @@ static void welcome_member(struct hosted *hosted, struct seat *seat)
     hosted->seats[seat->record.rank] = seat;
     hosted->joined++;
     if (!seat->client->conn.is_unix ||
-        lc_conn_send_fd(&seat->client->conn, LC_FRAME_SEAT, seat->id, hosted->words_fd) != 0)
+        lc_conn_send_fd(&seat->client->conn, LC_FRAME_WORDS, seat->id, hosted->words_fd) != 0)
         tell(seat, LC_FRAME_SEAT, NULL, 0);
     if (was_refused)
         tell(seat, LC_FRAME_REFUSED, &hosted->refusal, sizeof(hosted->refusal));
@@ -189,6 +191,16 @@ static void welcome_member(struct hosted *hosted, struct seat *seat)
         tell_complete(hosted);
 }
 
+/* An id used twice, two of one rank, ranks that differ about the size: not a communicator. The other rooms of the client
+ * must not suffer, so it gets no seat, and what it says of this one is passed over. */
+static int refuse(struct client *client, uint32_t id, uint32_t rank)
+{
+    const struct lc_cause cause = { rank, -EEXIST };
+
+    (void)lc_conn_send(&client->conn, LC_FRAME_REFUSED, id, &cause, sizeof(cause), NULL, 0);
+    return 0;
+}
+
 static int join(struct client *client, uint32_t id, const struct lc_join *join)
 {
     uint32_t nranks = join->nranks, rank = join->record.rank;
@@ -196,8 +208,9 @@ static int join(struct client *client, uint32_t id, const struct lc_join *join)
     struct seat *seat;
 
     if (nranks == 0 || nranks > LC_RANKS_MAX || rank >= nranks || client->n_seats >= LC_SEATS_MAX ||
-        find_seat(client, id) || join->record.host[sizeof(join->record.host) - 1] != '\0')
+        id < client->ids || join->record.host[sizeof(join->record.host) - 1] != '\0')
         return -EPROTO;
+    client->ids = id + 1;
     if (!hosted)
         hosted = new_hosted(join->key, false);
     if (!hosted)
@@ -208,7 +221,7 @@ static int join(struct client *client, uint32_t id, const struct lc_join *join)
         return -ENOMEM;
     }
     if (hosted->nranks != nranks || hosted->seats[rank] || hosted->complete)
-        return -EPROTO; /* two of one rank, or ranks that differ about the size: not a communicator */
+        return refuse(client, id, rank);
     seat = calloc(1, sizeof(*seat));
     if (!seat) {
         if (hosted->joined == 0)
@@ -296,8 +309,8 @@ static int handle_seated(struct client *client, const struct lc_frame *head,
     struct lc_number number;
     struct lc_cause cause;
 
-    if (!seat)
-        return -EPROTO;
+    if (!seat) /* of one that was given back or refused there may be more to come */
+        return head->room < client->ids ? 0 : -EPROTO;
     switch (head->type) {
     case LC_FRAME_VOTE:
         memcpy(&number, body, sizeof(number));
@@ -376,19 +389,38 @@ void lc_arbiter_serve(struct client *client, short events)
     }
 }
 
+static struct client *oldest_stranger(void)
+{
+    struct client *oldest = NULL;
+
+    for (struct client *c = control.clients; c; c = c->next) { /* newest first */
+        if (!c->welcome)
+            oldest = c;
+    }
+    return oldest;
+}
+
+/* All ranks of a large job come in the same moment: nobody gives way before he had the time to say his token. */
+bool lc_arbiter_has_room(void)
+{
+    return control.n_strangers < LC_STRANGERS ||
+           lc_deadline_left_ms(oldest_stranger()->hello_until) < LC_HELLO_MS - LC_GRACE_MS;
+}
+
 void lc_arbiter_accept(int fd, bool is_unix)
 {
-    struct client *client, *oldest = NULL;
+    struct client *client;
 
-    if (control.n_strangers >= LC_STRANGERS) {
-        for (struct client *c = control.clients; c; c = c->next) { /* newest first */
-            if (!c->welcome)
-                oldest = c;
-        }
-        if (oldest)
-            drop(oldest);
+    if (control.n_strangers >= LC_STRANGERS)
+        drop(oldest_stranger());
+    if (control.n_clients >= control.max_clients) {
+        lc_warn_once(
+            "more than %u processes share a communicator's agreement, with the limit on open files as it is (ulimit -n): calls of some communicators stay with NCCL",
+            control.max_clients);
+        close(fd);
+        return;
     }
-    client = control.n_clients < LC_CLIENTS ? calloc(1, sizeof(*client)) : NULL;
+    client = calloc(1, sizeof(*client));
     if (!client) {
         close(fd);
         return;

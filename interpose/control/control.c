@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -50,13 +51,19 @@ static void add(struct turn *turn, int fd, bool write)
     turn->fds[turn->count++] = (struct pollfd){ fd, (short)(POLLIN | (write ? POLLOUT : 0)), 0 };
 }
 
+/* A listener that is readable and not served would wake the thread without end: meanwhile it is not looked at. */
+static bool may_accept(void)
+{
+    return lc_deadline_passed(control.accept_from) && lc_arbiter_has_room();
+}
+
 static void gather(struct turn *turn)
 {
     turn->count = 0;
     add(turn, control.wake_fd, false);
-    if (control.tcp_fd >= 0)
+    if (control.tcp_fd >= 0 && may_accept())
         add(turn, control.tcp_fd, false);
-    if (control.unix_fd >= 0)
+    if (control.unix_fd >= 0 && may_accept())
         add(turn, control.unix_fd, false);
     for (struct client *c = control.clients; c; c = c->next)
         add(turn, c->conn.fd, lc_conn_wants_write(&c->conn));
@@ -104,11 +111,13 @@ static void flush_clients(void)
 
 static void accept_all(int listener, bool is_unix)
 {
-    for (int i = 0; listener >= 0 && i < 64; i++) {
+    for (int i = 0; listener >= 0 && may_accept() && i < 64; i++) {
         int fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         struct ucred peer;
         socklen_t length = sizeof(peer);
 
+        if (fd < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != ECONNABORTED)
+            control.accept_from = lc_deadline_in_ms(1000); /* descriptors or memory are short */
         if (fd < 0)
             return;
         if (is_unix &&
@@ -133,7 +142,9 @@ static void *run(void *unused)
         pthread_mutex_lock(&control.lock);
         gather(&turn);
         pthread_mutex_unlock(&control.lock);
-        (void)poll(turn.fds, turn.count, 1000); /* deadlines are looked at once a second */
+        /* Deadlines are looked at once a second. */
+        if (poll(turn.fds, turn.count, 1000) < 0 && errno != EINTR)
+            (void)poll(NULL, 0, 100); /* no memory, or the program has lowered a limit below us */
         ignored = read(control.wake_fd, &wakes, sizeof(wakes));
         (void)ignored;
         pthread_mutex_lock(&control.lock);
@@ -220,6 +231,7 @@ int lc_control_start(void)
     }
     (void)pthread_setname_np(thread, "loongcomm");
     control.running = true;
+    control.owner = getpid();
     return 0;
 }
 
@@ -299,6 +311,15 @@ static int listen_unix(const struct lc_ticket *ticket)
     return fd;
 }
 
+static uint32_t share_of_descriptors(void)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur / 4 > LC_CLIENTS)
+        return LC_CLIENTS;
+    return (uint32_t)limit.rlim_cur / 4;
+}
+
 /* One listener per process: the address of its first id serves all later ones. */
 static int start_listening(const char id[LC_ID_BYTES])
 {
@@ -312,6 +333,7 @@ static int start_listening(const char id[LC_ID_BYTES])
     if (fd < 0)
         return fd;
     control.tcp_fd = fd;
+    control.max_clients = share_of_descriptors();
     control.unix_fd = listen_unix(&ticket);
     control.endpoint = ticket;
     return 0;
@@ -362,7 +384,8 @@ void lc_control_fini(void)
     struct lc_deadline until = lc_deadline_in_ms(LC_GOODBYE_MS);
 
     pthread_mutex_lock(&control.lock);
-    if (control.running) {
+    if (control.running &&
+        control.owner == getpid()) { /* not a clone without the handlers of fork */
         lc_member_goodbye();
         lc_arbiter_close_all();
         while (unsent() && !lc_deadline_passed(until))

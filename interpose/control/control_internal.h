@@ -21,9 +21,10 @@
 #define LC_CONNECT_MS 10000 /* a connection to an arbiter stands within this */
 #define LC_ASK_MS     30000 /* an arbiter answers within this */
 #define LC_GOODBYE_MS 200
-#define LC_STRANGERS  64 /* connections without a token at once; the oldest gives way */
-#define LC_CLIENTS    16384
-#define LC_ROOMS_IDLE 1024 /* ids made and never used; the oldest gives way */
+#define LC_GRACE_MS   1000   /* for that it may take so long before it has to give way to others */
+#define LC_STRANGERS  64     /* connections without a token at once; more wait to be accepted */
+#define LC_CLIENTS    16384u /* and no more than a quarter of the descriptors of the program */
+#define LC_ROOMS_IDLE 1024   /* ids made and never used; the oldest gives way */
 #define LC_RANKS_MAX  65536u
 #define LC_SEATS_MAX  4096u /* of one client */
 #define LC_BLOBS_MAX  64u   /* of one rank in one room */
@@ -46,6 +47,7 @@ struct client {
     struct lc_conn conn;
     struct lc_deadline hello_until;
     bool welcome; /* its token was right */
+    uint32_t ids; /* names of rooms below were in use; a member counts up */
     uint32_t n_seats;
     struct seat *seats;
 };
@@ -79,12 +81,14 @@ struct control {
     pthread_mutex_t lock;
     pthread_cond_t answered; /* an ANSWER came or a link was lost */
     bool running;
+    pid_t owner;   /* the process whose thread it is */
     bool tcp_only; /* set by tests before first use: as if every member came from another host */
     int wake_fd;   /* eventfd: the thread looks at everything again */
     int tcp_fd, unix_fd;
     struct lc_ticket endpoint; /* of this process's arbiter; port 0: not listening */
     struct client *clients;
-    uint32_t n_clients, n_strangers;
+    uint32_t n_clients, n_strangers, max_clients;
+    struct lc_deadline accept_from; /* not before, since descriptors are short */
     struct hosted *hosted;
     uint32_t n_idle_roots;
     struct link *links;
@@ -98,6 +102,7 @@ void lc_unix_name(const struct lc_ticket *ticket, char name[64]);
 
 /* arbiter.c, with the lock held */
 int lc_arbiter_open_root(const unsigned char key[LC_KEY_BYTES]);
+bool lc_arbiter_has_room(void); /* for one more stranger */
 void lc_arbiter_accept(int fd, bool is_unix);
 void lc_arbiter_serve(struct client *client, short events); /* may free the client */
 void lc_arbiter_expire(void);

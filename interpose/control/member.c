@@ -192,19 +192,21 @@ static int take_record(struct lc_room *room, const unsigned char *body)
     return 0;
 }
 
-/* Without the words the arbiter is asked, which is slower and just as right. */
-static int take_seat(struct link *link, struct lc_room *room)
+/* Without the words the arbiter is asked, which is slower and just as right. A descriptor comes with the last bytes of a
+ * read, so the one that is there belongs to this frame, also if the room is gone (NULL). */
+static int take_words(struct link *link, struct lc_room *room)
 {
-    int err;
+    int fd = link->conn.passed_fd;
+    int err = 0;
 
-    if (link->conn.passed_fd < 0 || room->words)
-        return 0;
-    err = lc_words_map(link->conn.passed_fd, room->nranks, &room->words);
+    link->conn.passed_fd = -1;
+    if (fd >= 0 && room && !room->words)
+        err = lc_words_map(fd, room->nranks, &room->words);
     if (err)
         lc_debug("the shared words cannot be mapped (%s); the arbiter will be asked",
                  strerror(-err));
-    close(link->conn.passed_fd);
-    link->conn.passed_fd = -1;
+    if (fd >= 0)
+        close(fd);
     return 0;
 }
 
@@ -230,6 +232,11 @@ static void take_refusal(struct lc_room *room, const struct lc_cause *cause)
 {
     if (atomic_exchange(&room->state, NEVER) == NEVER)
         return;
+    if (cause->reason == -EEXIST) {
+        lc_info("rank %u of %u is there already: calls of this communicator stay with NCCL",
+                cause->rank, room->nranks);
+        return;
+    }
     lc_warn(
         "rank %u has %s than others of its communicator of %u ranks: all of its calls stay with NCCL",
         cause->rank,
@@ -254,6 +261,8 @@ static int handle(struct link *link, const struct lc_frame *head, const unsigned
 
     if (head->type == LC_FRAME_CLOSING)
         link->closing = true;
+    if (head->type == LC_FRAME_WORDS)
+        return take_words(link, room);
     if (!room) /* released a moment ago */
         return 0;
     if (head->length == sizeof(number)) {
@@ -262,7 +271,7 @@ static int handle(struct link *link, const struct lc_frame *head, const unsigned
     }
     switch (head->type) {
     case LC_FRAME_CLOSING: return 0;
-    case LC_FRAME_SEAT: return take_seat(link, room);
+    case LC_FRAME_SEAT: return 0;
     case LC_FRAME_RECORD: return take_record(room, body);
     case LC_FRAME_BLOB: return take_blob(room, head, body);
     case LC_FRAME_REFUSED: take_refusal(room, &cause); return 0;
@@ -486,7 +495,7 @@ int lc_room_vote(struct lc_room *room, uint64_t from)
     uint64_t broken;
     int err;
 
-    if (!lc_room_complete(room) || !lc_is_epoch(from))
+    if (!lc_room_complete(room) || !lc_is_epoch(from) || room->pid != getpid())
         return -EINVAL;
     pthread_mutex_lock(&control.lock);
     broken = atomic_load(&room->error);
@@ -579,7 +588,7 @@ int lc_room_post(struct lc_room *room, uint32_t key, const void *data, size_t si
     struct lc_blob_head head = { room->mine.rank, key };
     int err = -EPIPE;
 
-    if (size > LC_BLOB_MAX || !lc_room_complete(room))
+    if (size > LC_BLOB_MAX || !lc_room_complete(room) || room->pid != getpid())
         return -EINVAL;
     pthread_mutex_lock(&control.lock);
     if (room->link)

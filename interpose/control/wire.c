@@ -36,6 +36,7 @@ static const struct {
     [LC_FRAME_ABORT] = FIXED(struct lc_cause),
     [LC_FRAME_BYE] = { 0,                           0                                        },
     [LC_FRAME_SEAT] = { 0,                           0                                        },
+    [LC_FRAME_WORDS] = { 0,                           0                                        },
     [LC_FRAME_RECORD] = FIXED(struct lc_record),
     [LC_FRAME_COMPLETE] = FIXED(struct lc_number),
     [LC_FRAME_REFUSED] = FIXED(struct lc_cause),

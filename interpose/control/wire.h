@@ -14,15 +14,16 @@
 #define LC_KEY_BYTES    16
 
 enum lc_frame_type {
-    LC_FRAME_HELLO, /* first of a client: token; nothing else is read before it is checked */
-    LC_FRAME_JOIN,  /* seat taken: key, nranks, record */
-    LC_FRAME_VOTE,  /* from */
-    LC_FRAME_ASK,   /* pair or collective, index */
-    LC_FRAME_POST,  /* key, blob */
-    LC_FRAME_ABORT, /* reason */
-    LC_FRAME_BYE,   /* seat given back in order */
-    LC_FRAME_SEAT, /* arbiter: JOIN accepted, the descriptor of the words comes with it on a Unix socket */
-    LC_FRAME_RECORD,   /* arbiter: record of a member on the receiver's host */
+    LC_FRAME_HELLO,  /* first of a client: token; nothing else is read before it is checked */
+    LC_FRAME_JOIN,   /* seat taken: key, nranks, record */
+    LC_FRAME_VOTE,   /* from */
+    LC_FRAME_ASK,    /* pair or collective, index */
+    LC_FRAME_POST,   /* key, blob */
+    LC_FRAME_ABORT,  /* reason */
+    LC_FRAME_BYE,    /* seat given back in order */
+    LC_FRAME_SEAT,   /* arbiter: JOIN accepted */
+    LC_FRAME_WORDS,  /* arbiter: the same, and the descriptor of the words comes with these bytes */
+    LC_FRAME_RECORD, /* arbiter: record of a member on the receiver's host */
     LC_FRAME_COMPLETE, /* arbiter: all records are in and agree; capabilities */
     LC_FRAME_REFUSED,  /* arbiter: will never be complete; rank, why */
     LC_FRAME_ANSWER,   /* arbiter: to ASK, in order */

@@ -13,10 +13,14 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <signal.h>
+#include <stddef.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #define RANKS 4
@@ -443,13 +447,16 @@ static void strangers_are_shown_out_and_harm_nobody(uint32_t rank)
 
 static void a_forked_child_is_no_member(uint32_t rank)
 {
-    struct lc_room *room = join(rank, 2);
+    struct lc_room *room = join(rank, 2), *second = NULL;
+    struct lc_record seat = record_of(rank);
     enum lc_verdict verdict;
     int status;
     pid_t pid;
 
     WAIT_FOR(lc_room_complete(room));
     CHECK(lc_room_vote(room, 1) == 0);
+    CHECK(lc_room_join_child(room, 1, 0, 2, &seat, &second) == 0);
+    WAIT_FOR(lc_room_complete(second));
     pid = fork();
     CHECK(pid >= 0);
     if (pid == 0) {
@@ -458,6 +465,7 @@ static void a_forked_child_is_no_member(uint32_t rank)
         char id[LC_ID_BYTES] = "";
 
         CHECK(lc_room_decide(room, 1, &verdict) == -EINVAL);
+        CHECK(lc_room_vote(second, 1) == -EINVAL);
         lc_room_release(room);
         CHECK(lc_control_stamp(id) == 0 && lc_room_join(id, 1, &mine, &own) == 0);
         WAIT_FOR(lc_room_complete(own));
@@ -465,9 +473,10 @@ static void a_forked_child_is_no_member(uint32_t rank)
         _exit(0);
     }
     CHECK(waitpid(pid, &status, 0) == pid && status == 0);
-    CHECK(lc_room_error(room, NULL) == 0);
+    CHECK(lc_room_error(room, NULL) == 0 && lc_room_vote(second, 1) == 0);
     meet(0, 2);
     lc_room_release(room);
+    lc_room_release(second);
 }
 
 static void an_id_without_a_ticket_is_left_alone(uint32_t rank)
@@ -485,6 +494,144 @@ static void an_id_without_a_ticket_is_left_alone(uint32_t rank)
     CHECK(lc_room_join(id, 0, &mine, &room) == -EINVAL);
     CHECK(lc_room_join(id, 2, &mine, &room) == 0);
     lc_room_release(room);
+}
+
+static void an_id_used_twice_harms_no_other_room(uint32_t rank)
+{
+    struct lc_record mine = record_of(rank);
+    struct lc_room *room = join(rank, 2), *again = NULL;
+    enum lc_verdict verdict;
+
+    WAIT_FOR(lc_room_complete(room));
+    CHECK(lc_room_vote(room, 1) == 0);
+    CHECK(lc_room_join(board->id, 2, &mine, &again) == 0);
+    meet(0, 2);
+    sleep_ms(200);
+    CHECK(!lc_room_complete(again));
+    lc_room_release(again);
+    sleep_ms(100);
+    CHECK(lc_room_error(room, NULL) == 0);
+    meet(1, 2);
+    CHECK(lc_room_decide(room, 1, &verdict) == 0 && verdict == LC_VERDICT_COMMIT);
+    meet(2, 2);
+    lc_room_release(room);
+}
+
+static void say_hello(int fd, const unsigned char token[LC_KEY_BYTES])
+{
+    struct lc_frame head = { LC_WIRE_MAGIC, LC_FRAME_HELLO, 0, 0, sizeof(struct lc_hello) };
+    struct lc_hello hello = { .version = 1 };
+
+    memcpy(hello.token, token, sizeof(hello.token));
+    CHECK(send(fd, &head, sizeof(head), MSG_NOSIGNAL) == (ssize_t)sizeof(head));
+    CHECK(send(fd, &hello, sizeof(hello), MSG_NOSIGNAL) == (ssize_t)sizeof(hello));
+}
+
+/* The ranks of a large job come together, and their first words a while behind them. */
+static void a_burst_of_ranks_is_let_in(uint32_t rank)
+{
+    struct lc_room *room = join(rank, 2);
+    int fds[LC_STRANGERS + 40];
+    struct lc_ticket ticket;
+
+    CHECK(lc_ticket_read(board->id, &ticket) == 0);
+    for (int i = 0; rank == 1 && i < LC_STRANGERS + 40; i++)
+        fds[i] = connect_raw();
+    sleep_ms(200);
+    for (int i = 0; rank == 1 && i < LC_STRANGERS + 40; i++)
+        say_hello(fds[i], ticket.token);
+    sleep_ms(200);
+    for (int i = 0; rank == 1 && i < LC_STRANGERS + 40; i++)
+        CHECK(!closed_within(fds[i], 0));
+    meet(0, 2);
+    lc_room_release(room);
+}
+
+static void without_descriptors_the_thread_sleeps(uint32_t rank)
+{
+    struct lc_room *room = join(rank, 2);
+    struct rlimit limit, none;
+    clock_t before;
+    int fd;
+
+    WAIT_FOR(lc_room_complete(room));
+    CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    none = limit;
+    fd = dup(STDERR_FILENO);
+    close(fd);
+    none.rlim_cur = (rlim_t)fd; /* the lowest that is free */
+    if (rank == 0)
+        CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
+    meet(0, 2);
+    fd = rank == 1 ? connect_raw() : -1;
+    before = clock();
+    sleep_ms(600);
+    CHECK(clock() - before < CLOCKS_PER_SEC / 10);
+    meet(1, 2);
+    CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    if (rank == 1) {
+        say_hello(fd, (unsigned char[LC_KEY_BYTES]){ 0 });
+        CHECK(closed_within(fd, 3000)); /* it was let in at last, and shown out */
+    }
+    meet(2, 2);
+    lc_room_release(room);
+}
+
+/* The arbiter of the next case: it gives the words of the second room, and for the first wants to be asked. */
+static int pretend_to_be_arbiter(struct lc_ticket *ticket)
+{
+    struct sockaddr_un addr = { .sun_family = AF_UNIX };
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    char name[64];
+
+    *ticket = (struct lc_ticket){
+        .address = {127, 9, 9, 9},
+        .port = (uint16_t)(getpid() | 1),
+        .family = 4
+    };
+    lc_unix_name(ticket, name);
+    memcpy(addr.sun_path + 1, name, strlen(name));
+    CHECK(bind(fd, (struct sockaddr *)&addr,
+               (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(name))) == 0);
+    CHECK(listen(fd, 1) == 0);
+    return fd;
+}
+
+static void words_are_those_of_their_room(uint32_t rank)
+{
+    struct lc_number nothing = { 0 };
+    struct lc_record mine = record_of(rank);
+    struct lc_room *first = NULL, *second = NULL;
+    struct lc_ticket ticket;
+    struct lc_words *words;
+    struct lc_conn conn;
+    char id[LC_ID_BYTES] = "";
+    int listener, fd;
+
+    if (tcp_only)
+        return;
+    listener = pretend_to_be_arbiter(&ticket);
+    lc_ticket_write(id, &ticket);
+    CHECK(lc_room_join(id, 2, &mine, &first) == 0 && lc_room_join(id, 2, &mine, &second) == 0);
+    lc_conn_init(&conn, accept(listener, NULL, NULL), true);
+    CHECK(lc_words_create(2, &words, &fd) == 0);
+    pthread_mutex_lock(&control.lock); /* so that all is read at once */
+    CHECK(lc_conn_send(&conn, LC_FRAME_SEAT, 0, NULL, 0, NULL, 0) == 0);
+    CHECK(lc_conn_send_fd(&conn, LC_FRAME_WORDS, 1, fd) == 0);
+    for (uint32_t room = 0; room < 2; room++)
+        CHECK(lc_conn_send(&conn, LC_FRAME_COMPLETE, room, &nothing, 8, NULL, 0) == 0);
+    CHECK(lc_conn_flush(&conn) == 0);
+    pthread_mutex_unlock(&control.lock);
+    WAIT_FOR(lc_room_complete(first) && lc_room_complete(second));
+    CHECK(lc_room_vote(first, 4) == 0);
+    CHECK(lc_words_vote(words, rank, 1) == 0); /* nobody has */
+    CHECK(lc_room_vote(second, 1) == -EALREADY);
+    lc_room_release(first);
+    lc_room_release(second);
+    lc_conn_close(&conn);
+    lc_words_unmap(words);
+    close(fd);
+    close(listener);
 }
 
 static void *thread_rank(void *arg)
@@ -540,5 +687,9 @@ int main(int argc, char **argv)
     RUN(a_thousand_rooms_leave_nothing, 2);
     RUN(strangers_are_shown_out_and_harm_nobody, 2);
     RUN(a_forked_child_is_no_member, 2);
+    RUN(an_id_used_twice_harms_no_other_room, 2);
+    RUN(a_burst_of_ranks_is_let_in, 2);
+    RUN(without_descriptors_the_thread_sleeps, 2);
+    RUN(words_are_those_of_their_room, 1);
     return 0;
 }
