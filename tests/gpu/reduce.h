@@ -18,6 +18,7 @@
 
 #define RD_MAX_RANKS 8
 #define RD_COMMS     2 /* all ranks, and a split of all with the ranks reversed */
+#define RD_NEW_COMM  2 /* place for one that a case makes */
 #define RD_STREAMS   3 /* two of our own, then a default stream */
 
 enum rd_wire {
@@ -38,6 +39,7 @@ struct rd_comm {
     ncclComm_t handle;
     int rank;
     bool reversed; /* its rank r is n - 1 - r of all */
+    bool plain;    /* its ranks have not agreed yet */
 };
 
 /* Memory that is used up in order and given back at once. */
@@ -53,7 +55,7 @@ struct rd_rank {
     enum rd_wire wire;
     size_t min_bytes; /* smaller reductions keep their type on the wire */
     struct rd_shared *shared;
-    struct rd_comm comms[RD_COMMS];
+    struct rd_comm comms[RD_COMMS + 1];
     cudaStream_t streams[RD_STREAMS];
     cudaEvent_t event;
     struct rd_arena device, host;
@@ -131,9 +133,10 @@ size_t rd_recv_count(const struct rd_call *call, int n);
 /* Input of a rank of the communicator, counted as in the communicator with all ranks. */
 void rd_fill(const struct rd_call *call, int n, int world_rank, uint64_t salt, void *out);
 
-/* Aborts with one line if the result is not what NCCL, or the library with this wire, gives. */
-void rd_check(const struct rd_rank *me, const struct rd_call *call, uint64_t salt,
-              const void *result);
+/* Is the result what NCCL gives, or (wire) what the library gives that may put bf16 on the wire? `complain`: if not,
+ * abort with one line. */
+bool rd_matches(const struct rd_rank *me, const struct rd_call *call, uint64_t salt,
+                const void *result, bool wire, bool complain);
 
 /* --- reduce_cases.c, reduce_random.c --- */
 
