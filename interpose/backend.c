@@ -134,6 +134,7 @@ static bool fill(struct lc_backend *backend, void *kernels, void *rig)
 
 static const struct lc_backend *make(void)
 {
+    const struct lc_config *config = lc_process_config();
     void *rig = open_rig();
     void *kernels = open_kernels(rig != NULL);
     struct lc_backend *backend = calloc(1, sizeof(*backend));
@@ -141,9 +142,14 @@ static const struct lc_backend *make(void)
     if (!kernels || !backend || !fill(backend, kernels, rig) || (rig && !bind_rig(kernels, rig))) {
         const char *why = kernels ? "its interface is another one" : dlerror();
 
-        lc_warn_once(
-            "LOONGCOMM_KERNELS=%s: no kernels library that fits (%s); all calls stay with NCCL",
-            lc_process_config()->kernels, why ? why : "not found");
+        /* Without device code in the build that is how it is; whoever asked for more hears of it. */
+        if (!kernels && strcmp(config->kernels, "auto") == 0 &&
+            config->allreduce_wire == LC_WIRE_DATA)
+            lc_info("no kernels library; all calls stay with NCCL");
+        else
+            lc_warn_once(
+                "LOONGCOMM_KERNELS=%s: no kernels library that fits (%s); all calls stay with NCCL",
+                config->kernels, why ? why : "not found");
         free(backend);
         return NULL; /* libraries stay open: closing one whose exit handlers are registered is no gain */
     }

@@ -60,9 +60,8 @@ struct lc_reducer *lc_reducer_new(int device, cudaStream_t stream, size_t bytes)
 static bool is_idle(struct lc_reducer *reducer, bool aborted)
 {
     struct lc_deadline until = lc_deadline_in_ms(aborted ? 1000 : 60000);
-    cudaError_t state;
 
-    while ((state = reducer->backend->cudaEventQuery(reducer->serial)) == cudaErrorNotReady) {
+    while (reducer->backend->cudaEventQuery(reducer->serial) == cudaErrorNotReady) {
         (void)reducer->backend->cudaGetLastError();
         if (lc_deadline_passed(until))
             return false;
@@ -340,7 +339,8 @@ static ncclResult_t reduce_scatter_piece(const struct cast *cast, uint64_t at, u
 /* Elements that go through the scratch at once: from the scratch's size, which all ranks share. */
 static uint64_t piece(const struct cast *cast)
 {
-    uint64_t room = cast->reducer->bytes / WIRE - 4 * LK_PACK_ALIGN * (cast->ranks + 1);
+    uint64_t room = cast->reducer->bytes / WIRE -
+                    UINT64_C(4) * LK_PACK_ALIGN * (uint64_t)(cast->ranks + 1);
     uint64_t n = room;
 
     if (cast->op->kind == LC_OP_REDUCE_SCATTER)

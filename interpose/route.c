@@ -83,11 +83,11 @@ static void route_reduction(struct lc_op *op, const struct lc_real *real)
         return;
     if (!ours || !committed) {
         op->outcome = ours                          ? LC_NCCL_NOT_COMMITTED
-                      : choice.path == LC_PATH_NCCL ? choice.outcome
+                      : choice.path == LC_PATH_NCCL ? (int)choice.outcome
                                                     : LC_NCCL_NO_FASTER_PATH;
         return;
     }
-    op->outcome = choice.outcome;
+    op->outcome = (int)choice.outcome;
     if (!now.grouped) {
         settle(op, lc_reduce_cast(op, &now.redop, real));
         return;

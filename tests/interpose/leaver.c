@@ -71,7 +71,8 @@ static void take_part(const char *folder, int rank)
 
 int main(int argc, char **argv)
 {
-    int rank = atoi(getenv("RANK"));
+    const char *given = getenv("RANK");
+    int rank = given ? atoi(given) : 0;
     int status;
     int version;
     pid_t pid;

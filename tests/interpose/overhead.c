@@ -21,7 +21,8 @@ int main(int argc, char **argv)
     ncclUniqueId id;
 
     memset(&id, 0, sizeof(id));
-    if (argc > 1 && (ncclGetUniqueId(&id) != ncclSuccess || ncclCommInitRank(&comm, 2, id, 0) != ncclSuccess))
+    if (argc > 1 &&
+        (ncclGetUniqueId(&id) != ncclSuccess || ncclCommInitRank(&comm, 2, id, 0) != ncclSuccess))
         return 1;
 
     for (int run = 0; run < RUNS; run++) {

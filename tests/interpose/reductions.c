@@ -82,8 +82,8 @@ static int rank_main(int rank, int n, void *arg)
     ncclRedOp_t premul;
     float *send, *recv, factor = 0.25f;
 
-    CUDA(cudaMalloc((void **)&send, COUNT * n * sizeof(float)));
-    CUDA(cudaMalloc((void **)&recv, COUNT * n * sizeof(float)));
+    CUDA(cudaMalloc((void **)&send, sizeof(float) * COUNT * (size_t)n));
+    CUDA(cudaMalloc((void **)&recv, sizeof(float) * COUNT * (size_t)n));
     NCCL(ncclRedOpCreatePreMulSum(&premul, &factor, ncclFloat32, ncclScalarHostImmediate, comm));
     for (int call = 0; call < CALLS; call++) {
         ncclRedOp_t ops[] = { ncclSum, ncclAvg, premul };
