@@ -4,9 +4,12 @@
 #include "common/log.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#define NAMED_MAX 8 /* ranks; of five digits they fit a notice */
 
 /* ---- rooms ---- */
 
@@ -81,6 +84,7 @@ static int furnish(struct hosted *hosted, uint32_t nranks)
         return err;
     }
     hosted->nranks = nranks;
+    hosted->missing_at = lc_deadline_in_ms(LC_MISSING_MS);
     if (hosted->is_root)
         control.n_idle_roots--;
     return 0;
@@ -126,6 +130,78 @@ static void tell_complete(struct hosted *hosted)
     hosted->words_fd = -1;
 }
 
+/* ---- what the user is told: here, where all ranks of a communicator are known, once per process ---- */
+
+/* Appends the ranks for which `named` is true to the notice. */
+static void name_ranks(const struct hosted *hosted,
+                       bool (*named)(const struct hosted *hosted, uint32_t rank))
+{
+    size_t at = strlen(control.notice);
+    unsigned count = 0;
+
+    for (uint32_t r = 0; r < hosted->nranks && count <= NAMED_MAX; r++) {
+        if (!named(hosted, r))
+            continue;
+        if (count == NAMED_MAX)
+            (void)snprintf(control.notice + at, sizeof(control.notice) - at, " ...");
+        else
+            at += (size_t)snprintf(control.notice + at, sizeof(control.notice) - at, "%s%u",
+                                   count ? ", " : " ", r);
+        count++;
+    }
+}
+
+static bool is_missing(const struct hosted *hosted, uint32_t rank)
+{
+    return !hosted->seats[rank];
+}
+
+/* Ranks without the library never come; only their absence tells. */
+static void say_missing(const struct hosted *hosted)
+{
+    control.said_missing = true;
+    (void)snprintf(control.notice, sizeof(control.notice),
+                   "%u of the %u ranks of a communicator do not run loongcomm, or have it switched "
+                   "off: all of its calls stay with NCCL; rank",
+                   hosted->nranks - hosted->joined, hosted->nranks);
+    name_ranks(hosted, is_missing);
+}
+
+static const struct seat *anyone(const struct hosted *hosted)
+{
+    for (uint32_t r = 0; r < hosted->nranks; r++) {
+        if (hosted->seats[r])
+            return hosted->seats[r];
+    }
+    return NULL;
+}
+
+static bool is_odd(const struct hosted *hosted, uint32_t rank)
+{
+    const struct seat *seat = hosted->seats[rank], *first = anyone(hosted);
+
+    return seat && (seat->record.version != first->record.version ||
+                    seat->record.settings_hash != first->record.settings_hash);
+}
+
+/* Not before all are here: the first to differ may be the one that is as it should be. */
+static void say_refused(struct hosted *hosted)
+{
+    const struct seat *first = anyone(hosted);
+
+    if (!hosted->refusal.reason || control.said_refused || !first)
+        return;
+    control.said_refused = true;
+    (void)snprintf(control.notice, sizeof(control.notice),
+                   "not all %u ranks of a communicator have the %s of rank %u: "
+                   "all of its calls stay with NCCL; rank",
+                   hosted->nranks,
+                   hosted->refusal.reason == -EINVAL ? "LOONGCOMM_ settings"
+                                                     : "version of loongcomm",
+                   first->record.rank);
+    name_ranks(hosted, is_odd);
+}
+
 /* ---- members come and go ---- */
 
 static struct seat *find_seat(struct client *client, uint32_t id)
@@ -137,7 +213,8 @@ static struct seat *find_seat(struct client *client, uint32_t id)
     return NULL;
 }
 
-/* A seat is given back, in order (reason 0) or not; the last one frees the room. */
+/* A seat is given back, in order (reason 0) or not; the last one frees the room. One that has not voted, and now never
+ * will, leaves nobody waiting for anything of ours: what becomes of the communicator is NCCL's matter then. */
 static void leave(struct seat *seat, int reason)
 {
     struct hosted *hosted = seat->hosted;
@@ -147,9 +224,10 @@ static void leave(struct seat *seat, int reason)
         at = &(*at)->next;
     *at = seat->next;
     seat->client->n_seats--;
+    say_refused(hosted);
     hosted->seats[seat->record.rank] = NULL;
     hosted->left++;
-    if (reason) {
+    if (reason && !lc_words_withhold(hosted->words, seat->record.rank)) {
         struct lc_cause cause = { seat->record.rank, reason };
 
         tell_all(hosted, LC_FRAME_NOTICE, &cause, sizeof(cause));
@@ -157,15 +235,6 @@ static void leave(struct seat *seat, int reason)
     free(seat);
     if (hosted->left == hosted->joined)
         free_hosted(hosted);
-}
-
-static const struct seat *anyone(const struct hosted *hosted)
-{
-    for (uint32_t r = 0; r < hosted->nranks; r++) {
-        if (hosted->seats[r])
-            return hosted->seats[r];
-    }
-    return NULL;
 }
 
 /* Every record is compared with one that is there already, so the first difference is named. */
@@ -187,7 +256,11 @@ static void welcome_member(struct hosted *hosted, struct seat *seat)
         tell(seat, LC_FRAME_REFUSED, &hosted->refusal, sizeof(hosted->refusal));
     else if (hosted->refusal.reason)
         tell_all(hosted, LC_FRAME_REFUSED, &hosted->refusal, sizeof(hosted->refusal));
-    else if (hosted->joined == hosted->nranks && hosted->left == 0)
+    if (hosted->joined == hosted->nranks)
+        say_refused(hosted);
+    if (hosted->refusal.reason)
+        return;
+    if (hosted->joined == hosted->nranks && hosted->left == 0)
         tell_complete(hosted);
 }
 
@@ -433,10 +506,24 @@ void lc_arbiter_accept(int fd, bool is_unix)
     control.n_strangers++;
 }
 
+/* A room that somebody has left is about to end, and who is seated does not tell any more who came. */
+static void look_for_missing(struct hosted *hosted)
+{
+    if (!hosted->nranks || hosted->joined == hosted->nranks || hosted->left ||
+        !lc_deadline_passed(hosted->missing_at))
+        return;
+    if (hosted->refusal.reason)
+        say_refused(hosted);
+    else if (!control.said_missing)
+        say_missing(hosted);
+}
+
 void lc_arbiter_expire(void)
 {
     struct client *next;
 
+    for (struct hosted *h = control.hosted; h; h = h->next)
+        look_for_missing(h);
     for (struct client *c = control.clients; c; c = next) {
         next = c->next;
         if (!c->welcome && lc_deadline_passed(c->hello_until))

@@ -134,6 +134,7 @@ static void accept_all(int listener, bool is_unix)
 static void *run(void *unused)
 {
     struct turn turn = { 0 };
+    char notice[sizeof(control.notice)];
 
     for (;;) {
         uint64_t wakes;
@@ -154,7 +155,11 @@ static void *run(void *unused)
         lc_member_expire();
         accept_all(control.tcp_fd, false);
         accept_all(control.unix_fd, true);
+        memcpy(notice, control.notice, sizeof(notice));
+        control.notice[0] = '\0';
         pthread_mutex_unlock(&control.lock);
+        if (*notice)
+            lc_warn("%s", notice);
     }
     return NULL;
 }

@@ -75,8 +75,8 @@ int lc_room_join_child(struct lc_room *parent, uint64_t creation, uint32_t colou
                        const struct lc_record *mine, struct lc_room **out);
 
 /* True when all nranks records are here, of one version and one settings hash: set-up may begin. Never waits. When it
- * can never become true (a rank with other settings, another version), one line per process names the rank and the
- * difference. */
+ * can never become true (a rank with other settings, another version, or some seconds later a rank that has not come),
+ * one line of the arbiter's process names the rank and the difference. */
 bool lc_room_complete(struct lc_room *room);
 
 /* Record of a member, valid while the room is held; NULL before lc_room_complete. */

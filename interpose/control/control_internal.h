@@ -22,6 +22,7 @@
 #define LC_ASK_MS     30000 /* an arbiter answers within this */
 #define LC_GOODBYE_MS 200
 #define LC_GRACE_MS   1000   /* for that it may take so long before it has to give way to others */
+#define LC_MISSING_MS 5000   /* ranks join when NCCL has made the communicator, for all at once */
 #define LC_STRANGERS  64     /* connections without a token at once; more wait to be accepted */
 #define LC_CLIENTS    16384u /* and no more than a quarter of the descriptors of the program */
 #define LC_ROOMS_IDLE 1024   /* ids made and never used; the oldest gives way */
@@ -59,8 +60,9 @@ struct hosted {
     uint32_t nranks; /* 0: nobody joined yet */
     uint32_t joined, left;
     bool complete;
-    struct lc_cause refusal; /* reason 0: none */
-    struct seat **seats;     /* by rank; NULL: not joined, or left */
+    struct lc_cause refusal;       /* reason 0: none */
+    struct lc_deadline missing_at; /* who has not joined by then is named */
+    struct seat **seats;           /* by rank; NULL: not joined, or left */
     struct lc_words *words;
     int words_fd;
 };
@@ -92,6 +94,8 @@ struct control {
     struct hosted *hosted;
     uint32_t n_idle_roots;
     struct link *links;
+    bool said_missing, said_refused; /* one line of each kind per process */
+    char notice[256];                /* for the log, once the lock is given back; empty: none */
 };
 extern struct control control;
 

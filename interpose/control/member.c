@@ -39,6 +39,7 @@ struct lc_room {
     struct lc_words *words; /* as records; NULL: the arbiter is asked */
     bool answered;
     uint64_t answer;
+    bool abort_told; /* ABORT is queued: the arbiter knows this seat no more, nothing may follow */
 
     /* Read by any thread without the lock. `state` is stored with release after what it announces. */
     atomic_int state;
@@ -237,7 +238,7 @@ static void take_refusal(struct lc_room *room, const struct lc_cause *cause)
                 cause->rank, room->nranks);
         return;
     }
-    lc_warn(
+    lc_info(
         "rank %u has %s than others of its communicator of %u ranks: all of its calls stay with NCCL",
         cause->rank,
         cause->reason == -EINVAL ? "other LOONGCOMM_ settings" : "another version of loongcomm",
@@ -316,13 +317,21 @@ static int serve(struct link *link)
     return err;
 }
 
+static void tell_abort(struct lc_room *room)
+{
+    struct lc_cause cause = { room->mine.rank, atomic_exchange(&room->abort_wanted, 0) };
+
+    if (!cause.reason || room->abort_told)
+        return;
+    room->abort_told = true;
+    (void)lc_conn_send(&room->link->conn, LC_FRAME_ABORT, room->id, &cause, sizeof(cause), NULL, 0);
+    pthread_cond_broadcast(&control.answered); /* a question of another thread gets no answer now */
+}
+
 static void send_wanted_aborts(struct link *link)
 {
     for (struct lc_room *r = link->rooms; r; r = r->next) {
-        struct lc_cause cause = { r->mine.rank, atomic_exchange(&r->abort_wanted, 0) };
-
-        if (cause.reason)
-            (void)lc_conn_send(&link->conn, LC_FRAME_ABORT, r->id, &cause, sizeof(cause), NULL, 0);
+        tell_abort(r);
     }
 }
 
@@ -352,11 +361,19 @@ void lc_member_expire(void)
     }
 }
 
+static void say_bye(struct lc_room *room)
+{
+    tell_abort(room);
+    if (!room->abort_told)
+        (void)lc_conn_send(&room->link->conn, LC_FRAME_BYE, room->id, NULL, 0, NULL, 0);
+    room->abort_told = true; /* whatever comes after the goodbyes of an exit */
+}
+
 void lc_member_goodbye(void)
 {
     for (struct link *l = control.links; l; l = l->next) {
         for (struct lc_room *r = l->rooms; r; r = r->next)
-            (void)lc_conn_send(&l->conn, LC_FRAME_BYE, r->id, NULL, 0, NULL, 0);
+            say_bye(r);
     }
 }
 
@@ -501,6 +518,8 @@ int lc_room_vote(struct lc_room *room, uint64_t from)
     broken = atomic_load(&room->error);
     if (broken)
         err = -(int)(uint32_t)broken;
+    else if (room->abort_told || atomic_load(&room->abort_word))
+        err = -ECANCELED;
     else if (atomic_load(&room->voted))
         err = -EALREADY;
     else if (room->words)
@@ -527,16 +546,18 @@ static int ask(struct lc_room *room, const struct lc_ask *question, enum lc_verd
 
     if (!room->link)
         return -EPIPE;
+    if (room->abort_told)
+        return -ECANCELED;
     room->answered = false;
     err = lc_conn_send(&room->link->conn, LC_FRAME_ASK, room->id, question, sizeof(*question), NULL,
                        0);
     if (err)
         return err;
     lc_control_wake();
-    while (!room->answered && room->link && err == 0)
+    while (!room->answered && room->link && !room->abort_told && err == 0)
         err = pthread_cond_timedwait(&control.answered, &control.lock, &ts);
     if (!room->answered)
-        return room->link ? -ETIMEDOUT : -EPIPE;
+        return room->abort_told ? -ECANCELED : room->link ? -ETIMEDOUT : -EPIPE;
     *out = room->answer == LC_VERDICT_COMMIT ? LC_VERDICT_COMMIT : LC_VERDICT_SKIP;
     return 0;
 }
@@ -591,7 +612,7 @@ int lc_room_post(struct lc_room *room, uint32_t key, const void *data, size_t si
     if (size > LC_BLOB_MAX || !lc_room_complete(room) || room->pid != getpid())
         return -EINVAL;
     pthread_mutex_lock(&control.lock);
-    if (room->link)
+    if (room->link && !room->abort_told)
         err = lc_conn_send(&room->link->conn, LC_FRAME_POST, room->id, &head, sizeof(head), data,
                            size);
     if (!err)
@@ -647,17 +668,11 @@ const uint32_t *lc_room_abort_word(struct lc_room *room)
 static void leave(struct lc_room *room)
 {
     struct lc_room **at = &room->link->rooms;
-    struct lc_cause cause = { room->mine.rank, atomic_exchange(&room->abort_wanted, 0) };
-    bool aborted = atomic_load(&room->abort_word) && !atomic_load(&room->error);
 
     while (*at != room)
         at = &(*at)->next;
     *at = room->next;
-    if (cause.reason)
-        (void)lc_conn_send(&room->link->conn, LC_FRAME_ABORT, room->id, &cause, sizeof(cause), NULL,
-                           0);
-    else if (!aborted) /* else the control thread has told it already, which gave the seat back */
-        (void)lc_conn_send(&room->link->conn, LC_FRAME_BYE, room->id, NULL, 0, NULL, 0);
+    say_bye(room);
     lc_control_wake();
 }
 

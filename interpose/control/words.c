@@ -25,8 +25,8 @@ struct lc_words {
     uint32_t nranks;
     size_t size;
     _Atomic unsigned char *word;
-    _Atomic uint64_t *voted;
-    struct pair *pairs; /* NULL beyond LC_PAIR_RANKS_MAX */
+    _Atomic uint64_t *voted; /* by rank: 0, an epoch index, or UINT64_MAX: withheld for good */
+    struct pair *pairs;      /* NULL beyond LC_PAIR_RANKS_MAX */
     void *base;
 };
 
@@ -114,6 +114,18 @@ int lc_words_vote(struct lc_words *words, uint32_t rank, uint64_t from)
 static bool counts(uint64_t vote, uint64_t index)
 {
     return vote != 0 && vote <= index;
+}
+
+bool lc_words_withhold(struct lc_words *words, uint32_t rank)
+{
+    uint64_t none = 0;
+
+    for (uint32_t r = 0; words->pairs && r < words->nranks; r++) {
+        if (atomic_load(&words->pairs[(size_t)rank * words->nranks + r].voted[0]) ||
+            atomic_load(&words->pairs[(size_t)r * words->nranks + rank].voted[1]))
+            return false;
+    }
+    return atomic_compare_exchange_strong(&words->voted[rank], &none, UINT64_MAX);
 }
 
 /* The first to come writes; everybody obeys what is there. */

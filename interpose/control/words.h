@@ -25,6 +25,9 @@ void lc_words_unmap(struct lc_words *words);
 
 /* -EALREADY if the rank has voted. `from` is an epoch index. */
 int lc_words_vote(struct lc_words *words, uint32_t rank, uint64_t from);
+
+/* A rank that will never vote: false if it has, for itself or for a pair. */
+bool lc_words_withhold(struct lc_words *words, uint32_t rank);
 enum lc_verdict lc_words_decide(struct lc_words *words, uint64_t index);
 enum lc_verdict lc_words_decide_pair(struct lc_words *words, uint32_t src, uint32_t dst,
                                      bool by_src, uint64_t index);

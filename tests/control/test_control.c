@@ -217,10 +217,11 @@ static void a_death_after_the_vote_is_an_error_within_a_second(uint32_t rank)
 {
     struct lc_room *room = join(rank, RANKS);
     struct lc_deadline until;
+    enum lc_verdict verdict;
     uint32_t who = 99;
 
     WAIT_FOR(lc_room_complete(room));
-    CHECK(lc_room_vote(room, 1) == 0);
+    CHECK(lc_room_vote(room, 1) == 0 && lc_room_decide(room, 1, &verdict) == 0);
     meet(0, RANKS);
     if (rank == 1)
         _exit(0); /* without goodbye */
@@ -230,6 +231,55 @@ static void a_death_after_the_vote_is_an_error_within_a_second(uint32_t rank)
     CHECK(lc_room_error(room, &who) == -ECONNRESET && who == 1 && *lc_room_abort_word(room) == 1);
     meet(1, RANKS - 1);
     lc_room_release(room);
+}
+
+static void an_end_before_the_vote_is_no_error(uint32_t rank)
+{
+    struct lc_room *room = join(rank, RANKS);
+    enum lc_verdict verdict = LC_VERDICT_COMMIT;
+
+    WAIT_FOR(lc_room_complete(room));
+    if (rank > 1)
+        CHECK(lc_room_vote(room, 1) == 0);
+    meet(0, RANKS);
+    if (rank == 1)
+        _exit(0); /* without goodbye */
+    if (rank == 0)
+        lc_room_abort(room, 1);
+    sleep_ms(200);
+    CHECK(lc_room_error(room, NULL) == 0);
+    if (rank > 1)
+        CHECK(lc_room_decide(room, 1, &verdict) == 0 && verdict == LC_VERDICT_SKIP);
+    meet(1, RANKS - 1);
+    lc_room_release(room);
+}
+
+/* What survivors do: they abort what is broken and go on with a communicator of their own. */
+static void an_abort_after_a_death_leaves_other_rooms_alone(uint32_t rank)
+{
+    struct lc_room *room = join(rank, RANKS), *child = NULL;
+    struct lc_record mine = record_of(rank - (rank > 1));
+    enum lc_verdict verdict = LC_VERDICT_SKIP;
+
+    WAIT_FOR(lc_room_complete(room));
+    CHECK(lc_room_vote(room, 1) == 0 && lc_room_decide(room, 1, &verdict) == 0);
+    meet(0, RANKS);
+    if (rank == 1)
+        _exit(0); /* without goodbye */
+    CHECK(lc_room_join_child(room, 1, 0, RANKS - 1, &mine, &child) == 0);
+    WAIT_FOR(lc_room_complete(child) && lc_room_error(room, NULL) != 0);
+    lc_room_abort(room, 1);
+    sleep_ms(100);
+    CHECK(lc_room_vote(room, 2) != 0);
+    (void)lc_room_post(room, 1, "late", 4); /* its seat is gone: nothing may be said there */
+    lc_room_release(room);
+    CHECK(lc_room_vote(child, 1) == 0);
+    sleep_ms(200);
+    meet(1, RANKS - 1);
+    CHECK(lc_room_decide(child, 2, &verdict) == 0 && verdict == LC_VERDICT_COMMIT);
+    CHECK(lc_room_error(child, NULL) == 0);
+    meet(2, RANKS - 1);
+    lc_room_release(child);
 }
 
 static void the_arbiters_death_is_an_error_only_after_a_vote(uint32_t rank)
@@ -679,6 +729,8 @@ int main(int argc, char **argv)
     RUN(a_rank_without_the_library_keeps_all_with_nccl, RANKS);
     RUN(other_settings_or_versions_are_named, RANKS);
     RUN(a_death_after_the_vote_is_an_error_within_a_second, RANKS);
+    RUN(an_end_before_the_vote_is_no_error, RANKS);
+    RUN(an_abort_after_a_death_leaves_other_rooms_alone, RANKS);
     RUN(the_arbiters_death_is_an_error_only_after_a_vote, RANKS);
     RUN(an_orderly_end_of_the_arbiter_is_no_error, RANKS);
     RUN(an_abort_reaches_everybody, RANKS);
