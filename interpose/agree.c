@@ -12,18 +12,29 @@
 #include <string.h>
 #include <unistd.h>
 
-#define RECORD_VERSION 1u /* changes with the meaning of a vote */
+#ifndef LC_RECORD_VERSION    /* a test builds another one */
+#define LC_RECORD_VERSION 1u /* changes with the meaning of a vote */
+#endif
+
+/* Shrinks without one set of ranks. */
+struct shrink {
+    uint64_t set; /* 0: none yet */
+    uint64_t count;
+};
+#define SHRINKS 16                  /* sets; beyond, children stay with NCCL */
+#define SHRINK  ((uint64_t)1 << 63) /* no count of splits has this bit */
 
 struct lc_agree {
     struct lc_room *room;
     int rank, ranks, device;
-    _Atomic uint64_t children; /* splits and shrinks so far */
 
     /* Used by the thread that calls the communicator's operations. */
+    uint64_t splits;
+    struct shrink shrinks[SHRINKS];
     uint64_t count; /* collectives so far */
     uint64_t from;  /* the vote is for this epoch on */
     bool voted, committed;
-    bool said_alone;
+    bool withheld; /* the vote could not be given, and will not be */
 
     /* Any thread: 0 (ncclSuccess), then what later calls return; written once. */
     _Atomic int broken;
@@ -52,7 +63,7 @@ static void host_name(char out[64])
 
 static struct lc_record my_record(int rank, int device)
 {
-    struct lc_record record = { .version = RECORD_VERSION,
+    struct lc_record record = { .version = LC_RECORD_VERSION,
                                 .rank = (uint32_t)rank,
                                 .pid = (uint32_t)getpid(),
                                 .device = device,
@@ -80,6 +91,10 @@ static struct lc_agree *seated(struct lc_agree *agree, int err)
 {
     if (!err)
         return agree;
+    if (err == -ENOENT && agree->rank == 1 && !lc_environment_has("NCCL_COMM_ID"))
+        lc_warn_once(
+            "the process that made the id of a communicator of %d ranks (rank 0, as a rule) does not run loongcomm, or has it switched off: all of its calls stay with NCCL",
+            agree->ranks);
     if (err != -ENOENT)
         lc_info(
             "rank %d cannot join the agreement of its communicator (%s): its calls stay with NCCL",
@@ -102,9 +117,37 @@ struct lc_agree *lc_agree_init(const ncclUniqueId *id, int ranks, int rank, int 
     return seated(agree, lc_room_join(id->internal, (uint32_t)ranks, &mine, &agree->room));
 }
 
-uint64_t lc_agree_count_child(struct lc_agree *parent)
+uint64_t lc_agree_count_split(struct lc_agree *parent)
 {
-    return parent ? atomic_fetch_add(&parent->children, 1) + 1 : 0;
+    return parent ? ++parent->splits : 0;
+}
+
+/* 64-bit finaliser of SplitMix64 (Steele, Lea, Flood 2014). */
+static uint64_t mix(uint64_t x)
+{
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+uint64_t lc_agree_count_shrink(struct lc_agree *parent, const int *excluded, int count)
+{
+    uint64_t set = 0;
+
+    if (!parent || !excluded)
+        return 0;
+    for (int i = 0; i < count; i++)
+        set += mix((uint64_t)excluded[i] + 1); /* in any order */
+    set |= SHRINK;
+    for (int i = 0; i < SHRINKS; i++) {
+        struct shrink *shrink = &parent->shrinks[i];
+
+        if (shrink->set != set && shrink->set != 0)
+            continue;
+        shrink->set = set;
+        return (set + shrink->count++) | SHRINK;
+    }
+    return 0;
 }
 
 struct lc_agree *lc_agree_child(struct lc_agree *parent, uint64_t creation, int colour, int ranks,
@@ -125,18 +168,7 @@ struct lc_agree *lc_agree_child(struct lc_agree *parent, uint64_t creation, int 
 
 bool lc_agree_wants_setup(const struct lc_agree *agree)
 {
-    return !agree->voted && lc_room_complete(agree->room);
-}
-
-/* One line for a communicator on which nothing can be agreed; long after its start, when it is no mere delay. */
-static void say_alone(struct lc_agree *agree)
-{
-    if (agree->said_alone || agree->count < 1024 || agree->voted || lc_room_complete(agree->room))
-        return;
-    agree->said_alone = true;
-    lc_info(
-        "communicator of %d ranks: not all of its ranks run loongcomm with equal settings; its calls stay with NCCL",
-        agree->ranks);
+    return !agree->voted && !agree->withheld && lc_room_complete(agree->room);
 }
 
 static ncclResult_t decide(struct lc_agree *agree)
@@ -144,6 +176,8 @@ static ncclResult_t decide(struct lc_agree *agree)
     enum lc_verdict verdict = LC_VERDICT_SKIP;
     int err = lc_room_decide(agree->room, agree->count, &verdict);
 
+    if (err && atomic_load(&agree->aborted))
+        return ncclSuccess; /* meanwhile, by another thread */
     if (err) {
         lc_error("rank %d: the agreement of its communicator is lost (%s)", agree->rank,
                  strerror(-err));
@@ -163,18 +197,20 @@ ncclResult_t lc_agree_next(struct lc_agree *agree, bool ready, bool *committed)
     uint64_t before = agree->count;
     bool epoch;
 
+    *committed = false;
     if (result != ncclSuccess)
-        return result;
+        return result; /* a peer may have made a call that this rank has not: no later one would match */
     agree->count++;
     epoch = lc_is_epoch(agree->count);
-    if (!agree->voted && ready) {
+    if (atomic_load(&agree->aborted))
+        return ncclSuccess; /* NCCL has its own answer to that */
+    if (!agree->voted && !agree->withheld && ready) {
         agree->from = lc_next_epoch(before);
         agree->voted = lc_room_vote(agree->room, agree->from) == 0;
+        agree->withheld = !agree->voted;
     }
     if (agree->voted && !agree->committed && epoch && agree->count >= agree->from)
         result = decide(agree);
-    else if (epoch)
-        say_alone(agree);
     *committed = agree->committed;
     return result;
 }
@@ -195,6 +231,12 @@ void lc_agree_rewind(struct lc_agree *agree, struct lc_agree_mark mark)
     agree->committed = mark.committed;
 }
 
+bool lc_agree_withhold(struct lc_agree *agree)
+{
+    agree->withheld = !agree->voted;
+    return agree->withheld;
+}
+
 void lc_agree_break(struct lc_agree *agree, ncclResult_t error)
 {
     int none = ncclSuccess;
@@ -209,9 +251,14 @@ void lc_agree_abort(struct lc_agree *agree)
         lc_room_abort(agree->room, (int)ncclRemoteError);
 }
 
-ncclResult_t lc_agree_error(struct lc_agree *agree)
+ncclResult_t lc_agree_own_error(const struct lc_agree *agree)
 {
-    ncclResult_t broken = (ncclResult_t)atomic_load(&agree->broken);
+    return (ncclResult_t)atomic_load(&agree->broken);
+}
+
+ncclResult_t lc_agree_error(const struct lc_agree *agree)
+{
+    ncclResult_t broken = lc_agree_own_error(agree);
 
     if (broken != ncclSuccess)
         return broken;

@@ -24,8 +24,12 @@ struct lc_agree *lc_agree_init(const ncclUniqueId *id, int ranks, int rank, int 
 struct lc_agree *lc_agree_child(struct lc_agree *parent, uint64_t creation, int colour, int ranks,
                                 int rank, int device);
 
-/* Counts one split or shrink of the parent: `creation` of its child, equal on all members. NULL is allowed. */
-uint64_t lc_agree_count_child(struct lc_agree *parent);
+/* Counts one split of the parent, or one shrink without the ranks that `excluded` stands for (their set, in any order;
+ * excluded ranks do not make the call, so shrinks are counted by what they exclude): `creation` of its child, equal on
+ * all members and never used again. 0: the child has no agreement. Counted whatever becomes of the child. NULL is
+ * allowed. */
+uint64_t lc_agree_count_split(struct lc_agree *parent);
+uint64_t lc_agree_count_shrink(struct lc_agree *parent, const int *excluded, int count);
 
 /* Before each collective of the communicator: counts it; votes when `ready` has come true; decides at epochs. Writes
  * whether this collective is committed. ncclSuccess, or what lc_agree_error says. */
@@ -46,14 +50,20 @@ void lc_agree_rewind(struct lc_agree *agree, struct lc_agree_mark mark);
 /* Set-up may begin: all ranks are here, none has voted for us yet. One atomic load. */
 bool lc_agree_wants_setup(const struct lc_agree *agree);
 
+/* This rank lacks something. True if it has not voted, and now never will; else it is a failure (lc_agree_break). */
+bool lc_agree_withhold(struct lc_agree *agree);
+
 /* A failure of ours after commit: peers are told, later calls return `error`. Any thread. */
 void lc_agree_break(struct lc_agree *agree, ncclResult_t error);
 
 /* The program aborts the communicator. Any thread, at once. */
 void lc_agree_abort(struct lc_agree *agree);
 
-/* ncclSuccess, or what is to be merged into ncclCommGetAsyncError. Any thread; atomic loads. */
-ncclResult_t lc_agree_error(struct lc_agree *agree);
+/* ncclSuccess, or what further calls return: an error of ours here, or ncclRemoteError once a rank has ended without
+ * goodbye, aborted or failed (only after our own vote: before it nothing of ours can be waiting). Any thread; atomic
+ * loads. The first is about this rank alone. */
+ncclResult_t lc_agree_own_error(const struct lc_agree *agree);
+ncclResult_t lc_agree_error(const struct lc_agree *agree);
 
 void lc_agree_free(struct lc_agree *agree);
 

@@ -179,11 +179,18 @@ const struct lc_backend *lc_backend(void)
 bool lc_guard_begin(const struct lc_backend *backend, int device, struct lc_guard *guard)
 {
     guard->mode = cudaStreamCaptureModeRelaxed;
-    if (backend->cudaGetDevice(&guard->previous) != cudaSuccess ||
-        (guard->previous != device && backend->cudaSetDevice(device) != cudaSuccess))
-        return false;
-    (void)backend->cudaThreadExchangeStreamCaptureMode(&guard->mode);
-    return true;
+    if (backend->cudaGetDevice(&guard->previous) != cudaSuccess)
+        goto failed;
+    if (guard->previous != device && backend->cudaSetDevice(device) != cudaSuccess)
+        goto failed;
+    if (backend->cudaThreadExchangeStreamCaptureMode(&guard->mode) == cudaSuccess)
+        return true;
+    if (guard->previous != device)
+        (void)backend->cudaSetDevice(guard->previous);
+
+failed:
+    (void)backend->cudaGetLastError(); /* not the program's error */
+    return false;
 }
 
 void lc_guard_end(const struct lc_backend *backend, int device, const struct lc_guard *guard)

@@ -148,8 +148,8 @@ static void retire(struct lc_comm *comm)
 {
     uint32_t at;
 
-    lc_reducer_free(comm->reducer, atomic_load_explicit(&comm->aborted, memory_order_relaxed));
-    comm->reducer = NULL;
+    lc_reducer_free(atomic_exchange(&comm->reducer, NULL),
+                    atomic_load_explicit(&comm->aborted, memory_order_relaxed));
     lc_agree_free(comm->agree);
     comm->agree = NULL;
     lc_redops_free(&comm->redops);

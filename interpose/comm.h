@@ -60,9 +60,12 @@ struct lc_comm {
      * last reference. */
     struct lc_agree *agree;
 
+    /* NULL until set up by the thread that calls operations (release); read by any thread that has pinned the entry;
+     * freed with the last reference. */
+    _Atomic(struct lc_reducer *) reducer;
+
     /* Used by the thread that calls the communicator's operations, one at a time; freed with the last reference. */
-    struct lc_reducer *reducer; /* NULL until set up */
-    bool no_setup;              /* it failed, or cannot be */
+    bool no_setup; /* set-up failed, or cannot be */
     struct lc_redops redops;
     struct lc_ledger ledger;
 };

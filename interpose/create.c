@@ -60,18 +60,22 @@ void lc_create_init(const ncclComm_t *newcomm, int ranks, int rank, int device,
 
 struct lc_pending lc_create_prepare_child(ncclComm_t parent, ncclComm_t *newcomm,
                                           const ncclConfig_t *config, int colour,
-                                          enum lc_comm_origin origin)
+                                          const struct lc_excluded *excluded)
 {
     struct lc_pending child = { .where = newcomm,
                                 .parent = LC_COMM_NO_PARENT,
                                 .parent_handle = parent,
                                 .colour = colour,
-                                .origin = origin };
+                                .origin = excluded ? LC_COMM_SHRINK : LC_COMM_SPLIT };
     struct lc_comm *comm = lc_comm_get(parent);
 
     if (comm) {
         child.parent = comm->number;
-        child.creation = stays_with_nccl(config) ? 0 : lc_agree_count_child(comm->agree);
+        child.creation = excluded
+                             ? lc_agree_count_shrink(comm->agree, excluded->ranks, excluded->count)
+                             : lc_agree_count_split(comm->agree);
+        if (stays_with_nccl(config)) /* of this rank alone, perhaps: it is counted all the same */
+            child.creation = 0;
     }
     lc_comm_put(comm);
     copy_name(config, child.name);

@@ -19,10 +19,15 @@ void lc_create_init(const ncclComm_t *newcomm, int ranks, int rank, int device,
 struct lc_agree *lc_create_agree(const ncclUniqueId *id, int ranks, int rank, int device,
                                  const ncclConfig_t *config);
 
-/* Before and after a Split or Shrink: the config and the parent may be gone after the call. */
+struct lc_excluded {
+    const int *ranks;
+    int count;
+};
+
+/* Before and after a Split (excluded: NULL) or Shrink: the config and the parent may be gone after the call. */
 struct lc_pending lc_create_prepare_child(ncclComm_t parent, ncclComm_t *newcomm,
                                           const ncclConfig_t *config, int colour,
-                                          enum lc_comm_origin origin);
+                                          const struct lc_excluded *excluded);
 void lc_create_child(const struct lc_pending *child, ncclResult_t result,
                      const struct lc_real *real);
 

@@ -113,27 +113,34 @@ static struct member *add_member(struct lc_gather *gather, struct lc_comm *comm)
     return gather->last = member;
 }
 
-ncclResult_t lc_gather_note(const struct lc_op *op)
+static bool note(const struct lc_op *op)
 {
     struct member *member;
 
     if (!lc_thread.gather)
         lc_thread.gather = calloc(1, sizeof(*lc_thread.gather));
     if (!lc_thread.gather)
-        return failed(op->comm, "out of memory");
+        return false;
     member = find_member(lc_thread.gather, op->comm);
     if (!member)
         member = add_member(lc_thread.gather, op->comm);
     if (!member)
-        return failed(op->comm, "out of memory");
+        return false;
     for (size_t i = 0; i < member->n; i++) {
         if (member->streams[i] == op->stream)
-            return ncclSuccess;
+            return true;
     }
     if (!grow((void **)&member->streams, member->n, &member->room, sizeof(cudaStream_t)))
-        return failed(op->comm, "out of memory");
+        return false;
     member->streams[member->n++] = op->stream;
-    return ncclSuccess;
+    return true;
+}
+
+ncclResult_t lc_gather_note(const struct lc_op *op)
+{
+    if (note(op) || lc_agree_withhold(op->comm->agree))
+        return ncclSuccess;
+    return failed(op->comm, "out of memory");
 }
 
 ncclResult_t lc_gather_add(struct lc_op *op, const struct lc_choice *choice,
@@ -592,6 +599,9 @@ static ncclResult_t start_round(struct lc_gather *gather, const struct lc_real *
 
         if (is_done(item))
             continue;
+        result = lc_agree_error(item->op.comm->agree); /* some call of the group has failed */
+        if (result != ncclSuccess)
+            break;
         if (item->choice.path == LC_PATH_PACK && item->done == 0 &&
             count_like(gather, i) < LC_PACK_LEAST) {
             /* Not before ours if a round has gone by: its streams are joined behind ours only. */
@@ -662,6 +672,17 @@ static void count(const struct item *item)
                   item->choice.path == LC_PATH_CAST ? bytes / 2 : bytes);
 }
 
+/* What one failure of ours has kept from being made, on whatever communicator, has no match at the peers. */
+static void break_all(const struct lc_gather *gather)
+{
+    ncclResult_t error = ncclSuccess;
+
+    for (size_t i = 0; error == ncclSuccess && i < gather->members_n; i++)
+        error = lc_agree_error(gather->members[i]->comm->agree);
+    for (size_t i = 0; error != ncclSuccess && i < gather->n; i++)
+        lc_agree_break(gather->items[i].op.comm->agree, error);
+}
+
 /* `happened`: else the group's operations are no operations, neither in the ledger nor in the agreement. */
 static void clear(struct lc_gather *gather, bool happened)
 {
@@ -694,6 +715,8 @@ ncclResult_t lc_gather_finish(const struct lc_real *real, ncclResult_t result)
     result = finish_round(gather, result, real);
     while (result == ncclSuccess && !all_done(gather))
         result = run_round(gather, real);
+    if (result != ncclSuccess)
+        break_all(gather);
     for (size_t i = 0; i < gather->members_n; i++) {
         ncclResult_t left = leave(gather->members[i]);
 

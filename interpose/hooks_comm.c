@@ -5,6 +5,7 @@
 #include "interpose/comm.h"
 #include "interpose/control/control.h"
 #include "interpose/create.h"
+#include "interpose/reduce.h"
 
 LC_EXPORT ncclResult_t ncclGetVersion(int *version)
 {
@@ -101,7 +102,7 @@ LC_EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclCo
 {
     LC_REAL(ncclCommSplit);
     bool own = lc_call_enter_other();
-    struct lc_pending child = lc_create_prepare_child(comm, newcomm, config, color, LC_COMM_SPLIT);
+    struct lc_pending child = lc_create_prepare_child(comm, newcomm, config, color, NULL);
     ncclResult_t result = real->ncclCommSplit(comm, color, key, newcomm, config);
 
     if (own)
@@ -115,7 +116,8 @@ LC_EXPORT ncclResult_t ncclCommShrink(ncclComm_t comm, int *excludeRanksList, in
 {
     LC_REAL(ncclCommShrink);
     bool own = lc_call_enter_other();
-    struct lc_pending child = lc_create_prepare_child(comm, newcomm, config, -2, LC_COMM_SHRINK);
+    struct lc_excluded excluded = { excludeRanksList, excludeRanksCount };
+    struct lc_pending child = lc_create_prepare_child(comm, newcomm, config, 0, &excluded);
     ncclResult_t result = real->ncclCommShrink(comm, excludeRanksList, excludeRanksCount, newcomm,
                                                config, shrinkFlags);
 
@@ -193,6 +195,19 @@ LC_EXPORT ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags)
 }
 #endif
 
+/* A peer that has gone matters to those who wait for it. Programs end without destroying their communicators, or
+ * abort them one rank after the other, and the last ones must not take that for a failure: they get the error with the
+ * next call, if they make one. */
+static ncclResult_t our_error(struct lc_comm *entry)
+{
+    struct lc_reducer *reducer = atomic_load_explicit(&entry->reducer, memory_order_acquire);
+    ncclResult_t error = lc_agree_error(entry->agree);
+
+    if (error == ncclSuccess || lc_agree_own_error(entry->agree) != ncclSuccess)
+        return error;
+    return reducer && lc_reducer_busy(reducer) ? error : ncclSuccess;
+}
+
 /* Polled by watchdogs that end the job if it blocks: nothing here may wait. */
 LC_EXPORT ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError)
 {
@@ -204,7 +219,7 @@ LC_EXPORT ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyn
         struct lc_comm *entry = lc_comm_get(comm);
 
         if (entry && entry->agree)
-            *asyncError = lc_agree_error(entry->agree);
+            *asyncError = our_error(entry);
         lc_comm_put(entry);
     }
     lc_call_leave_other(own);
@@ -237,7 +252,7 @@ LC_EXPORT ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar,
     struct lc_comm *entry = own && result == ncclSuccess ? lc_comm_get(comm) : NULL;
 
     if (entry && lc_redop_remember(&entry->redops, *op, scalar, datatype, residence) != 0 &&
-        entry->agree)
+        entry->agree && !lc_agree_withhold(entry->agree))
         lc_agree_break(entry->agree, ncclSystemError);
     lc_comm_put(entry);
     lc_call_leave_other(own);

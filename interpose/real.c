@@ -58,9 +58,12 @@ static void *look_up(struct origin *origin, const char *name)
 {
     void *addr = dlsym(origin->next ? RTLD_NEXT : origin->nccl.handle, name);
     struct lc_nccl owner;
+    Dl_info info;
     bool usable;
 
     if (!addr || !origin->next)
+        return addr;
+    if (dladdr(addr, &info) && info.dli_fname && strcmp(info.dli_fname, origin->nccl.path) == 0)
         return addr;
     if (!lc_nccl_at(addr, &owner))
         return NULL; /* the proxy: its trampoline would lead back to us */
@@ -95,6 +98,8 @@ static void fill(struct origin *origin, struct lc_real *real)
 const struct lc_real *lc_real_resolve(void)
 {
     static const struct lc_real none;
+    static struct lc_real spare; /* for one who finds no memory: a call must not fail for that */
+    static _Atomic bool spare_taken;
     const struct lc_real *expected = NULL;
     struct origin origin;
     struct lc_real *real;
@@ -103,12 +108,15 @@ const struct lc_real *lc_real_resolve(void)
     if (!locate(&origin))
         return &none; /* not remembered: it may be loaded later */
     real = calloc(1, sizeof(*real));
+    if (!real && !atomic_exchange(&spare_taken, true))
+        real = &spare;
     if (!real)
         return &none;
     fill(&origin, real);
     if (!atomic_compare_exchange_strong_explicit(&lc_real_table, &expected, real,
                                                  memory_order_release, memory_order_acquire)) {
-        free(real);
+        if (real != &spare)
+            free(real);
         return expected;
     }
     lc_debug("calls go to NCCL %d in %s", real->version, real->path);

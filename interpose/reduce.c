@@ -26,6 +26,9 @@ struct lc_reducer *lc_reducer_new(int device, cudaStream_t stream, size_t bytes)
         return NULL;
     reducer = calloc(1, sizeof(*reducer));
     if (!reducer || !lc_guard_begin(backend, device, &guard)) {
+        lc_warn_once(
+            "device %d: reductions cannot be set up (%s): they stay with NCCL on all ranks", device,
+            reducer ? "the device cannot be used" : "out of memory");
         free(reducer);
         return NULL;
     }
@@ -70,32 +73,52 @@ static bool is_idle(struct lc_reducer *reducer, bool aborted)
     return true;
 }
 
+bool lc_reducer_busy(const struct lc_reducer *reducer)
+{
+    const struct lc_backend *backend = reducer->backend;
+    struct lc_guard guard;
+    bool busy;
+
+    if (!lc_guard_begin(backend, reducer->device, &guard))
+        return false;
+    busy = backend->cudaEventQuery(reducer->serial) == cudaErrorNotReady;
+    (void)backend->cudaGetLastError(); /* not the program's error */
+    lc_guard_end(backend, reducer->device, &guard);
+    return busy;
+}
+
+static void free_parts(struct lc_reducer *reducer, bool aborted)
+{
+    const struct lc_backend *backend = reducer->backend;
+
+    if (reducer->serial && !is_idle(reducer, aborted)) {
+        lc_warn("device %d: %zu MB of scratch are still in use and stay allocated", reducer->device,
+                reducer->bytes >> 20);
+        return;
+    }
+    if (reducer->scratch)
+        (void)backend->cudaFree(reducer->scratch);
+    if (reducer->serial)
+        (void)backend->cudaEventDestroy(reducer->serial);
+    if (reducer->join)
+        (void)backend->cudaEventDestroy(reducer->join);
+    for (int i = 0; i < LC_CAPTURES; i++) {
+        if (reducer->captured[i].event)
+            (void)backend->cudaEventDestroy(reducer->captured[i].event);
+    }
+}
+
 void lc_reducer_free(struct lc_reducer *reducer, bool aborted)
 {
-    const struct lc_backend *backend;
     struct lc_guard guard;
+    bool guarded;
 
     if (!reducer)
         return;
-    backend = reducer->backend;
-    if (lc_guard_begin(backend, reducer->device, &guard)) {
-        if (reducer->serial && !is_idle(reducer, aborted)) {
-            lc_warn("device %d: %zu MB of scratch are still in use and stay allocated",
-                    reducer->device, reducer->bytes >> 20);
-        } else {
-            if (reducer->scratch)
-                (void)backend->cudaFree(reducer->scratch);
-            if (reducer->serial)
-                (void)backend->cudaEventDestroy(reducer->serial);
-            if (reducer->join)
-                (void)backend->cudaEventDestroy(reducer->join);
-            for (int i = 0; i < LC_CAPTURES; i++) {
-                if (reducer->captured[i].event)
-                    (void)backend->cudaEventDestroy(reducer->captured[i].event);
-            }
-        }
-        lc_guard_end(backend, reducer->device, &guard);
-    }
+    guarded = lc_guard_begin(reducer->backend, reducer->device, &guard);
+    free_parts(reducer, aborted); /* also unguarded: these need no current device */
+    if (guarded)
+        lc_guard_end(reducer->backend, reducer->device, &guard);
     free(reducer);
 }
 

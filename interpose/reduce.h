@@ -39,6 +39,9 @@ struct lc_reducer {
 /* Set-up on the calling thread, never under capture. NULL: not possible here, said once. */
 struct lc_reducer *lc_reducer_new(int device, cudaStream_t stream, size_t bytes);
 
+/* Work of ours is on a stream and not finished. Any thread, under any capture, at any time until lc_reducer_free. */
+bool lc_reducer_busy(const struct lc_reducer *reducer);
+
 /* After NCCL has ended the communicator's work. `aborted`: without waiting for longer than a second; what may still be
  * in use then is left allocated. */
 void lc_reducer_free(struct lc_reducer *reducer, bool aborted);

@@ -35,6 +35,7 @@ static bool is_captured(const struct lc_backend *backend, int device, cudaStream
 static bool is_set_up(struct lc_comm *comm, cudaStream_t stream)
 {
     const struct lc_backend *backend;
+    struct lc_reducer *reducer;
     size_t bytes = lc_process_config()->scratch;
     int device = atomic_load_explicit(&comm->device, memory_order_relaxed);
 
@@ -45,9 +46,10 @@ static bool is_set_up(struct lc_comm *comm, cudaStream_t stream)
     backend = lc_backend();
     if (backend && is_captured(backend, device, stream))
         return false; /* at a later call */
-    comm->reducer = lc_reducer_new(device, stream, bytes < SCRATCH_LEAST ? SCRATCH_LEAST : bytes);
-    comm->no_setup = !comm->reducer;
-    return comm->reducer != NULL;
+    reducer = lc_reducer_new(device, stream, bytes < SCRATCH_LEAST ? SCRATCH_LEAST : bytes);
+    comm->no_setup = !reducer;
+    atomic_store_explicit(&comm->reducer, reducer, memory_order_release);
+    return reducer != NULL;
 }
 
 static void settle(struct lc_op *op, ncclResult_t result)
