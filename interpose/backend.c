@@ -176,6 +176,19 @@ const struct lc_backend *lc_backend(void)
     return have;
 }
 
+void lc_backend_load(int device)
+{
+    const struct lc_backend *backend = lc_backend();
+    struct lc_guard guard;
+
+    if (!backend || (device < 0 && backend->cudaGetDevice(&device) != cudaSuccess) ||
+        !lc_guard_begin(backend, device, &guard))
+        return;
+    if (backend->lk_load_all() != 0)
+        (void)backend->cudaGetLastError(); /* not the program's error */
+    lc_guard_end(backend, device, &guard);
+}
+
 bool lc_guard_begin(const struct lc_backend *backend, int device, struct lc_guard *guard)
 {
     guard->mode = cudaStreamCaptureModeRelaxed;

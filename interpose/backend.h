@@ -25,6 +25,11 @@ struct lc_backend {
  * call for the first time. */
 const struct lc_backend *lc_backend(void);
 
+/* Loads the kernels on a device, or if negative on the current one, at the making of a communicator: NCCL has just waited
+ * for the device itself. Later it could be for ever: loading waits for all that runs, and that may be a receive whose
+ * sender waits for this rank's next call. Failures show when a communicator is set up. */
+void lc_backend_load(int device);
+
 /* Between these the thread's CUDA calls act on `device` and are legal whatever the program captures. `begin` is false
  * if the device cannot be made current; nothing is to be undone then. */
 struct lc_guard {

@@ -149,7 +149,8 @@ static void retire(struct lc_comm *comm)
     uint32_t at;
 
     lc_reducer_free(atomic_exchange(&comm->reducer, NULL),
-                    atomic_load_explicit(&comm->aborted, memory_order_relaxed));
+                    atomic_load_explicit(&comm->aborted, memory_order_relaxed) ||
+                        lc_thread.depth > 0);
     lc_agree_free(comm->agree);
     comm->agree = NULL;
     lc_redops_free(&comm->redops);

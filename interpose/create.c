@@ -41,7 +41,7 @@ struct lc_agree *lc_create_agree(const ncclUniqueId *id, int ranks, int rank, in
         return NULL;
     agree = lc_agree_init(id, ranks, rank, device);
     if (agree)
-        (void)lc_backend(); /* opening libraries has no place on the path of an operation */
+        lc_backend_load(device); /* no place for that on the path of an operation */
     return agree;
 }
 

@@ -8,12 +8,51 @@
 #include "interpose/process.h"
 
 #include <poll.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define WIRE sizeof(uint16_t)
 
 /* ---- scratch ---- */
+
+/* Of communicators that could not free it: cudaFree waits for all work of the device, also for that of communicators
+ * which the program is going to abort next. A stack; what is taken from it is the whole. Any thread. */
+static _Atomic(struct lc_reducer *) kept;
+
+static void keep(struct lc_reducer *reducer)
+{
+    reducer->next = atomic_load(&kept);
+    while (!atomic_compare_exchange_weak(&kept, &reducer->next, reducer))
+        ;
+}
+
+static bool is_done(const struct lc_reducer *reducer)
+{
+    bool done = !reducer->open && reducer->backend->cudaEventQuery(reducer->serial) == cudaSuccess;
+
+    if (!done)
+        (void)reducer->backend->cudaGetLastError(); /* not the program's error */
+    return done;
+}
+
+/* What a graph has used may be replayed, whatever has become of its communicator. */
+static struct lc_reducer *take_kept(int device, size_t bytes)
+{
+    struct lc_reducer *list = atomic_exchange(&kept, NULL), *found = NULL;
+
+    while (list) {
+        struct lc_reducer *next = list->next;
+
+        if (!found && list->device == device && list->bytes == bytes && list->next_captured == 0 &&
+            is_done(list))
+            found = list;
+        else
+            keep(list);
+        list = next;
+    }
+    return found;
+}
 
 struct lc_reducer *lc_reducer_new(int device, cudaStream_t stream, size_t bytes)
 {
@@ -24,13 +63,18 @@ struct lc_reducer *lc_reducer_new(int device, cudaStream_t stream, size_t bytes)
 
     if (!backend)
         return NULL;
-    reducer = calloc(1, sizeof(*reducer));
-    if (!reducer || !lc_guard_begin(backend, device, &guard)) {
+    if (!lc_guard_begin(backend, device, &guard)) {
         lc_warn_once(
-            "device %d: reductions cannot be set up (%s): they stay with NCCL on all ranks", device,
-            reducer ? "the device cannot be used" : "out of memory");
-        free(reducer);
+            "device %d cannot be used: reductions are not set up and stay with NCCL on all ranks",
+            device);
         return NULL;
+    }
+    reducer = take_kept(device, bytes);
+    if (!reducer)
+        reducer = calloc(1, sizeof(*reducer));
+    if (!reducer || reducer->scratch) {
+        lc_guard_end(backend, device, &guard);
+        return reducer;
     }
     *reducer = (struct lc_reducer){ .backend = backend, .device = device, .bytes = bytes };
     err = backend->lk_load_all();
@@ -59,10 +103,10 @@ struct lc_reducer *lc_reducer_new(int device, cudaStream_t stream, size_t bytes)
     return reducer;
 }
 
-/* Bounded: work of the program that never ends must not keep its abort from ending. */
-static bool is_idle(struct lc_reducer *reducer, bool aborted)
+/* Bounded: work of the program that never ends must not keep it from ending. */
+static bool is_idle(struct lc_reducer *reducer)
 {
-    struct lc_deadline until = lc_deadline_in_ms(aborted ? 1000 : 60000);
+    struct lc_deadline until = lc_deadline_in_ms(60000);
 
     while (reducer->backend->cudaEventQuery(reducer->serial) == cudaErrorNotReady) {
         (void)reducer->backend->cudaGetLastError();
@@ -87,11 +131,11 @@ bool lc_reducer_busy(const struct lc_reducer *reducer)
     return busy;
 }
 
-static void free_parts(struct lc_reducer *reducer, bool aborted)
+static void free_parts(struct lc_reducer *reducer)
 {
     const struct lc_backend *backend = reducer->backend;
 
-    if (reducer->serial && !is_idle(reducer, aborted)) {
+    if (reducer->serial && !is_idle(reducer)) {
         lc_warn("device %d: %zu MB of scratch are still in use and stay allocated", reducer->device,
                 reducer->bytes >> 20);
         return;
@@ -108,15 +152,40 @@ static void free_parts(struct lc_reducer *reducer, bool aborted)
     }
 }
 
-void lc_reducer_free(struct lc_reducer *reducer, bool aborted)
+/* Where the device is waited for anyway. */
+static void free_kept(int device)
+{
+    struct lc_reducer *list = atomic_exchange(&kept, NULL);
+
+    while (list) {
+        struct lc_reducer *next = list->next;
+
+        if (list->device == device && is_done(list)) {
+            free_parts(list);
+            free(list);
+        } else {
+            keep(list);
+        }
+        list = next;
+    }
+}
+
+void lc_reducer_free(struct lc_reducer *reducer, bool at_once)
 {
     struct lc_guard guard;
     bool guarded;
 
     if (!reducer)
         return;
+    if (at_once) {
+        lc_info("device %d: %zu MB of scratch are kept for another communicator", reducer->device,
+                reducer->bytes >> 20);
+        keep(reducer);
+        return;
+    }
     guarded = lc_guard_begin(reducer->backend, reducer->device, &guard);
-    free_parts(reducer, aborted); /* also unguarded: these need no current device */
+    free_parts(reducer); /* also unguarded: these need no current device */
+    free_kept(reducer->device);
     if (guarded)
         lc_guard_end(reducer->backend, reducer->device, &guard);
     free(reducer);
@@ -175,6 +244,7 @@ int lc_span_wait(struct lc_span *span)
     const struct lc_backend *backend = reducer->backend;
     const struct lc_captured *captured;
 
+    reducer->open = true;
     if (!span->capture)
         return backend->cudaStreamWaitEvent(span->stream, reducer->serial, 0);
     captured = find_captured(reducer, span->capture);
@@ -190,8 +260,11 @@ int lc_span_record(struct lc_span *span)
     struct lc_captured *captured;
     int err;
 
-    if (!span->capture)
-        return backend->cudaEventRecord(reducer->serial, span->stream);
+    if (!span->capture) {
+        err = backend->cudaEventRecord(reducer->serial, span->stream);
+        reducer->open = err != 0;
+        return err;
+    }
     err = backend->cudaEventRecordWithFlags(reducer->serial, span->stream, cudaEventRecordExternal);
     if (err)
         return err;

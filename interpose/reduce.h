@@ -34,6 +34,9 @@ struct lc_reducer {
         cudaEvent_t event;     /* behind its last use */
     } captured[LC_CAPTURES];
     unsigned next_captured;
+    bool open; /* begun and not marked by an event yet */
+
+    struct lc_reducer *next; /* of those that are kept for another communicator */
 };
 
 /* Set-up on the calling thread, never under capture. NULL: not possible here, said once. */
@@ -42,9 +45,10 @@ struct lc_reducer *lc_reducer_new(int device, cudaStream_t stream, size_t bytes)
 /* Work of ours is on a stream and not finished. Any thread, under any capture, at any time until lc_reducer_free. */
 bool lc_reducer_busy(const struct lc_reducer *reducer);
 
-/* After NCCL has ended the communicator's work. `aborted`: without waiting for longer than a second; what may still be
- * in use then is left allocated. */
-void lc_reducer_free(struct lc_reducer *reducer, bool aborted);
+/* After NCCL has ended the communicator's work. `at_once`: without waiting for the device, as an abort must, and a
+ * destruction that NCCL defers to the end of a group: the scratch is kept, until a later communicator takes it or is
+ * freed in order. */
+void lc_reducer_free(struct lc_reducer *reducer, bool at_once);
 
 /* A stretch of our work on a stream: the communicator's device is current and our calls are legal under any capture.
  * wait puts earlier uses of the scratch in front of it, record marks its end for later ones. Those two return 0 or a

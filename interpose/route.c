@@ -8,7 +8,15 @@
 #include "interpose/process.h"
 #include "interpose/reduce.h"
 
-#define SCRATCH_LEAST ((size_t)1 << 20)
+/* Room for some elements of every rank, whatever the setting: pieces must not be empty. */
+static size_t scratch_size(int ranks)
+{
+    size_t bytes = lc_process_config()->scratch, least = (size_t)1 << 20;
+
+    if (least < (size_t)ranks * 256)
+        least = (size_t)ranks * 256;
+    return bytes < least ? least : bytes;
+}
 
 static bool is_collective(enum lc_op_kind kind)
 {
@@ -36,7 +44,6 @@ static bool is_set_up(struct lc_comm *comm, cudaStream_t stream)
 {
     const struct lc_backend *backend;
     struct lc_reducer *reducer;
-    size_t bytes = lc_process_config()->scratch;
     int device = atomic_load_explicit(&comm->device, memory_order_relaxed);
 
     if (comm->reducer)
@@ -46,7 +53,7 @@ static bool is_set_up(struct lc_comm *comm, cudaStream_t stream)
     backend = lc_backend();
     if (backend && is_captured(backend, device, stream))
         return false; /* at a later call */
-    reducer = lc_reducer_new(device, stream, bytes < SCRATCH_LEAST ? SCRATCH_LEAST : bytes);
+    reducer = lc_reducer_new(device, stream, scratch_size(comm->facts.ranks));
     comm->no_setup = !reducer;
     atomic_store_explicit(&comm->reducer, reducer, memory_order_release);
     return reducer != NULL;
