@@ -166,6 +166,7 @@ static bool same_redop(const struct item *a, const struct item *b)
         return a->op.redop == b->op.redop;
     return a->redop.kind == b->redop.kind && a->redop.type == b->redop.type &&
            a->redop.device_value == b->redop.device_value &&
+           /* NOLINTNEXTLINE(bugprone-suspicious-memory-comparison): -0.0 is not 0.0 here */
            memcmp(&a->redop.value, &b->redop.value, sizeof(a->redop.value)) == 0;
 }
 

@@ -196,7 +196,7 @@ static void capture(struct program *p, struct graph *graph)
         RD_CUDA(cudaStreamWaitEvent(me->streams[1], me->event, 0));
     }
     for (unsigned i = 0; i < pieces; i++) {
-        struct shape shape;
+        struct shape shape = { 0 };
 
         some_shape(p, &shape, me->streams, forks ? 2 : 1, all(&p->dice, 3) ? 2 : 12);
         delay(p, shape.streams[0]);
