@@ -1,0 +1,444 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Communicators come and go in every way, with an agreement on them. That something of ours is in use shows in the
+ * results: they are rounded to bf16 on the wire. argv: processes or threads, cycles of the last part. */
+#include "common/deadline.h"
+#include "tests/rig/test_nccl.h"
+
+#include <dirent.h>
+#include <math.h>
+#include <pthread.h>
+
+#define COUNT     3001
+#define CALLS_MAX 256
+#define ERROR_MS  1000
+
+static int cycles = 1000;
+
+struct buffers {
+    cudaStream_t stream;
+    float *send, *recv;
+};
+
+static struct buffers buffers_up(int rank)
+{
+    struct buffers b;
+
+    CUDA(cudaSetDevice(rank));
+    b.stream = stream_up();
+    b.send = device_alloc(COUNT * sizeof(float));
+    b.recv = device_alloc(COUNT * sizeof(float));
+    for (int i = 0; i < COUNT; i++)
+        b.send[i] = (float)sin(i * 0.37 + rank);
+    return b;
+}
+
+static void buffers_down(struct buffers *b)
+{
+    (void)cudaStreamSynchronize(b->stream); /* aborted work is an error of its own */
+    CUDA(cudaStreamDestroy(b->stream));
+    CUDA(cudaFree(b->send));
+    CUDA(cudaFree(b->recv));
+}
+
+/* Of ranks [0, n). */
+static bool is_rounded(const struct buffers *b, int n)
+{
+    double diff = 0, norm = 0;
+
+    for (int i = 0; i < COUNT; i++) {
+        double want = 0;
+
+        for (int r = 0; r < n; r++)
+            want += (float)sin(i * 0.37 + r);
+        diff += (b->recv[i] - want) * (b->recv[i] - want);
+        norm += want * want;
+    }
+    CHECK(sqrt(diff / norm) < 1e-2);
+    return sqrt(diff / norm) > 1e-5;
+}
+
+static ncclResult_t reduce(const struct buffers *b, ncclComm_t comm)
+{
+    return ncclAllReduce(b->send, b->recv, COUNT, ncclFloat, ncclSum, comm, b->stream);
+}
+
+/* Calls until one is ours: the same one on all ranks, or they would have hung. */
+static bool commits(const struct buffers *b, ncclComm_t comm, int n)
+{
+    for (int call = 0; call < CALLS_MAX; call++) {
+        NCCL(reduce(b, comm));
+        CUDA(cudaStreamSynchronize(b->stream));
+        if (is_rounded(b, n))
+            return true;
+        usleep(1000);
+    }
+    return false;
+}
+
+/* Until the communicator has an error, which is returned, or the stream is through. An aborted one is through, too. */
+static ncclResult_t wait_for(const struct buffers *b, ncclComm_t comm, int ms)
+{
+    struct lc_deadline until = lc_deadline_in_ms(ms);
+    ncclResult_t state = ncclSuccess;
+    bool done = false;
+
+    while (!done && state == ncclSuccess && !lc_deadline_passed(until)) {
+        usleep(1000);
+        done = cudaStreamQuery(b->stream) != cudaErrorNotReady;
+        NCCL(ncclCommGetAsyncError(comm, &state));
+    }
+    return state;
+}
+
+/* ---- ways to make one ---- */
+
+static int made_in_every_way(int rank, int n, void *arg)
+{
+    struct buffers b = buffers_up(rank);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclUniqueId id = meeting_id(arg, rank);
+    ncclComm_t first, scalable, child, grandchild;
+
+    NCCL(ncclCommInitRankConfig(&first, n, id, rank, &config));
+    CHECK(commits(&b, first, n));
+    NCCL(ncclCommSplit(first, 3, rank, &child, NULL));
+    CHECK(commits(&b, child, n));
+    NCCL(ncclGroupStart());
+    NCCL(ncclCommSplit(child, 0, rank, &grandchild, &config));
+    NCCL(ncclGroupEnd());
+    NCCL(ncclCommDestroy(first)); /* parents may go first */
+    NCCL(ncclCommDestroy(child));
+    CHECK(commits(&b, grandchild, n));
+    NCCL(ncclCommFinalize(grandchild));
+    NCCL(ncclCommDestroy(grandchild));
+    meeting_wait(arg, n);
+    if (rank == 0)
+        atomic_store(&((struct meeting *)arg)->has_id, 0);
+    meeting_wait(arg, n);
+    id = meeting_id(arg, rank);
+    NCCL(ncclCommInitRankScalable(&scalable, n, rank, 1, &id, NULL));
+    CHECK(commits(&b, scalable, n));
+    NCCL(ncclCommDestroy(scalable));
+    buffers_down(&b);
+    return 0;
+}
+
+/* Those who are left out of a shrink do not make the call, and all go on together afterwards: what is counted must stay
+ * equal. */
+static int shrunk_and_split(int rank, int n, void *arg)
+{
+    struct buffers b = buffers_up(rank);
+    ncclComm_t comm = comm_up(arg, rank, n), shrunk[2], split;
+    int without[2] = { n - 1, n - 2 };
+
+    for (int i = 0; i < 2; i++) {
+        if (rank != without[i])
+            NCCL(ncclCommShrink(comm, &without[i], 1, &shrunk[i], NULL, NCCL_SHRINK_DEFAULT));
+        NCCL(ncclCommSplit(comm, 0, rank, &split, NULL));
+        CHECK(commits(&b, split, n));
+        NCCL(ncclCommDestroy(split));
+    }
+    if (rank != n - 1) {
+        CHECK(commits(&b, shrunk[0], n - 1));
+        NCCL(ncclCommDestroy(shrunk[0]));
+    }
+    if (rank != n - 2)
+        NCCL(ncclCommDestroy(shrunk[1]));
+    CHECK(commits(&b, comm, n));
+    NCCL(ncclCommDestroy(comm));
+    buffers_down(&b);
+    return 0;
+}
+
+static int not_blocking_stays_with_nccl(int rank, int n, void *arg)
+{
+    struct buffers b = buffers_up(rank);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclUniqueId id = meeting_id(arg, rank);
+    ncclComm_t comm;
+    ncclResult_t result;
+
+    config.blocking = 0;
+    result = ncclCommInitRankConfig(&comm, n, id, rank, &config);
+    CHECK((result == ncclSuccess || result == ncclInProgress) && comm_settle(comm) == ncclSuccess);
+    for (int call = 0; call < 32; call++) {
+        result = reduce(&b, comm);
+        CHECK(result == ncclSuccess || result == ncclInProgress);
+        CHECK(comm_settle(comm) == ncclSuccess);
+        CUDA(cudaStreamSynchronize(b.stream));
+        CHECK(!is_rounded(&b, n));
+    }
+    result = ncclCommFinalize(comm);
+    CHECK(result == ncclSuccess || result == ncclInProgress);
+    CHECK(comm_settle(comm) == ncclSuccess);
+    NCCL(ncclCommDestroy(comm));
+    buffers_down(&b);
+    return 0;
+}
+
+/* One thread calls for all of them, in groups. */
+static void ranks_of_one_thread(ncclComm_t *comms, struct buffers *b, int n)
+{
+    bool rounded = false;
+
+    for (int call = 0; call < CALLS_MAX && !rounded; call++) {
+        NCCL(ncclGroupStart());
+        for (int r = 0; r < n; r++)
+            NCCL(reduce(&b[r], comms[r]));
+        NCCL(ncclGroupEnd());
+        for (int r = 0; r < n; r++) {
+            CUDA(cudaStreamSynchronize(b[r].stream));
+            CHECK(r == 0 || is_rounded(&b[r], n) == rounded);
+            rounded = is_rounded(&b[r], n);
+        }
+        usleep(1000);
+    }
+    CHECK(rounded);
+    for (int r = 0; r < n; r++)
+        NCCL(ncclCommDestroy(comms[(r + 1) % n]));
+}
+
+static int several_in_one_process(int rank, int n, void *arg)
+{
+    enum {
+        RANKS = 3
+    };
+    struct buffers b[RANKS];
+    ncclComm_t comms[RANKS];
+    ncclUniqueId id;
+
+    for (int r = 0; r < RANKS; r++)
+        b[r] = buffers_up(r);
+    NCCL(ncclCommInitAll(comms, RANKS, NULL));
+    ranks_of_one_thread(comms, b, RANKS);
+    NCCL(ncclGetUniqueId(&id));
+    NCCL(ncclGroupStart());
+    for (int r = 0; r < RANKS; r++) {
+        CUDA(cudaSetDevice(r));
+        NCCL(ncclCommInitRank(&comms[r], RANKS, id, r));
+    }
+    NCCL(ncclGroupEnd());
+    ranks_of_one_thread(comms, b, RANKS);
+    for (int r = 0; r < RANKS; r++)
+        buffers_down(&b[r]);
+    return 0;
+}
+
+/* ---- ways to end ---- */
+
+static int death_while_peers_wait(int rank, int n, void *arg)
+{
+    struct buffers b = buffers_up(rank);
+    ncclComm_t comm = comm_up(arg, rank, n);
+
+    CHECK(commits(&b, comm, n));
+    if (rank == 1) {
+        usleep(50000);
+        _exit(0);
+    }
+    NCCL(reduce(&b, comm));
+    CHECK(wait_for(&b, comm, 50 + ERROR_MS) == ncclRemoteError);
+    NCCL(ncclCommAbort(comm));
+    buffers_down(&b);
+    return 0;
+}
+
+/* Idle peers are not concerned, and end as they like. */
+static int exit_without_destroy(int rank, int n, void *arg)
+{
+    struct buffers b = buffers_up(rank);
+    ncclComm_t comm = comm_up(arg, rank, n);
+    ncclResult_t state;
+
+    CHECK(commits(&b, comm, n));
+    meeting_wait(arg, n);
+    if (rank == 1)
+        _exit(0);
+    for (int i = 0; i < 300; i++) {
+        NCCL(ncclCommGetAsyncError(comm, &state));
+        CHECK(state == ncclSuccess);
+        usleep(1000);
+    }
+    CHECK(reduce(&b, comm) != ncclSuccess); /* but the next call would wait for ever */
+    NCCL(ncclCommAbort(comm));
+    buffers_down(&b);
+    return 0;
+}
+
+static void *abort_soon(void *comm)
+{
+    usleep(30000);
+    NCCL(ncclCommAbort(comm));
+    return NULL;
+}
+
+static int abort_while_peers_wait(int rank, int n, void *arg)
+{
+    struct buffers b = buffers_up(rank);
+    ncclComm_t comm = comm_up(arg, rank, n);
+    pthread_t thread;
+
+    CHECK(commits(&b, comm, n));
+    if (rank == 1) {
+        CHECK(pthread_create(&thread, NULL, abort_soon, comm) == 0);
+        pthread_join(thread, NULL);
+    } else {
+        NCCL(reduce(&b, comm));
+        CHECK(wait_for(&b, comm, 30 + ERROR_MS) == ncclRemoteError);
+        NCCL(ncclCommAbort(comm));
+    }
+    buffers_down(&b);
+    return 0;
+}
+
+static void *revoke_soon(void *comm)
+{
+    usleep((unsigned)((uintptr_t)comm / 64 % 4000));
+    NCCL(ncclCommRevoke(comm, 0));
+    return NULL;
+}
+
+/* At any moment of set-up and of the first calls. */
+static int revoked_by_another_thread(int rank, int n, void *arg)
+{
+    struct buffers b = buffers_up(rank);
+    struct meeting *meeting = arg;
+
+    for (int cycle = 0; cycle < 12; cycle++) {
+        ncclComm_t comm = comm_up(arg, rank, n);
+        ncclResult_t result = ncclSuccess;
+        pthread_t thread;
+
+        CHECK(pthread_create(&thread, NULL, revoke_soon, comm) == 0);
+        for (int call = 0; call < CALLS_MAX && result == ncclSuccess; call++) {
+            result = reduce(&b, comm);
+            if (result == ncclSuccess)
+                result = wait_for(&b, comm, 2 * ERROR_MS);
+        }
+        CHECK(result != ncclSuccess);
+        pthread_join(thread, NULL);
+        NCCL(ncclCommAbort(comm));
+        CUDA(cudaStreamSynchronize(b.stream));
+        meeting_wait(arg, n);
+        if (rank == 0)
+            atomic_store(&meeting->has_id, 0);
+        meeting_wait(arg, n);
+    }
+    buffers_down(&b);
+    return 0;
+}
+
+static int survivors_go_on(int rank, int n, void *arg)
+{
+    struct buffers b = buffers_up(rank);
+    ncclComm_t comm = comm_up(arg, rank, n), rest;
+    int dead = n - 1;
+
+    CHECK(commits(&b, comm, n));
+    if (rank == dead) {
+        usleep(20000);
+        NCCL(ncclCommAbort(comm));
+        buffers_down(&b);
+        return 0;
+    }
+    NCCL(reduce(&b, comm));
+    CHECK(wait_for(&b, comm, 20 + ERROR_MS) == ncclRemoteError);
+    NCCL(ncclCommShrink(comm, &dead, 1, &rest, NULL, NCCL_SHRINK_ABORT));
+    NCCL(ncclCommAbort(comm));
+    CHECK(commits(&b, rest, n - 1));
+    NCCL(ncclCommDestroy(rest));
+    buffers_down(&b);
+    return 0;
+}
+
+/* ---- nothing is left ---- */
+
+static int count_entries(const char *folder)
+{
+    DIR *dir = opendir(folder);
+    int count = 0;
+
+    CHECK(dir);
+    while (readdir(dir))
+        count++;
+    closedir(dir);
+    return count;
+}
+
+static int count_lines(const char *path)
+{
+    FILE *file = fopen(path, "r");
+    int count = 0, c;
+
+    CHECK(file);
+    while ((c = fgetc(file)) != EOF)
+        count += c == '\n';
+    fclose(file);
+    return count;
+}
+
+static int nothing_is_left(int rank, int n, void *arg)
+{
+    struct buffers b = buffers_up(rank);
+    struct meeting *meeting = arg;
+    int fds = 0, tasks = 0, maps = 0, ours = 0;
+
+    for (int cycle = 0; cycle < cycles; cycle++) {
+        ncclComm_t comm = comm_up(arg, rank, n);
+
+        for (int call = 0; call < 8; call++) {
+            NCCL(reduce(&b, comm));
+            CUDA(cudaStreamSynchronize(b.stream));
+        }
+        ours += is_rounded(&b, n);
+        if (rank == cycle % n) /* in any order */
+            usleep(200);
+        NCCL(ncclCommDestroy(comm));
+        meeting_wait(arg, n);
+        if (rank == 0)
+            atomic_store(&meeting->has_id, 0);
+        meeting_wait(arg, n);
+        if (cycle == cycles / 10) {
+            usleep(200000);
+            fds = count_entries("/proc/self/fd");
+            tasks = count_entries("/proc/self/task");
+            maps = count_lines("/proc/self/maps");
+        }
+    }
+    usleep(200000); /* goodbyes are read */
+    printf(
+        "rank %d: %d of %d were ours; descriptors %d, then %d; threads %d, %d; mappings %d, %d\n",
+        rank, ours, cycles, fds, count_entries("/proc/self/fd"), tasks,
+        count_entries("/proc/self/task"), maps, count_lines("/proc/self/maps"));
+    CHECK(ours > cycles / 2);
+    CHECK(count_entries("/proc/self/fd") <= fds + 2);
+    CHECK(count_entries("/proc/self/task") <= tasks + 1);
+    CHECK(count_lines("/proc/self/maps") <= maps + 16); /* the allocator's own come and go */
+    buffers_down(&b);
+    return 0;
+}
+
+static const struct nccl_test tests[] = {
+    NCCL_TEST(3, made_in_every_way),
+    NCCL_TEST(4, shrunk_and_split),
+    NCCL_TEST(2, not_blocking_stays_with_nccl),
+    NCCL_TEST(1, several_in_one_process),
+    NCCL_TEST(3, abort_while_peers_wait),
+    NCCL_TEST(2, revoked_by_another_thread),
+    NCCL_TEST(3, survivors_go_on),
+    NCCL_TEST(2, nothing_is_left),
+    /* not as threads: they end the process */
+    NCCL_TEST(3, death_while_peers_wait),
+    NCCL_TEST(3, exit_without_destroy),
+};
+#define TESTS (sizeof(tests) / sizeof(*tests))
+
+int main(int argc, char **argv)
+{
+    bool threads = argc > 1 && strcmp(argv[1], "threads") == 0;
+
+    if (argc > 2)
+        cycles = atoi(argv[2]);
+    return nccl_tests_run(tests, threads ? TESTS - 2 : TESTS, argc, argv);
+}
