@@ -126,6 +126,8 @@ static bool note(const struct lc_op *op)
         member = add_member(lc_thread.gather, op->comm);
     if (!member)
         return false;
+    if (op->count == 0 && op->kind != LC_OP_SEND && op->kind != LC_OP_RECV)
+        return true; /* NCCL forgets a collective of nothing, its stream too */
     for (size_t i = 0; i < member->n; i++) {
         if (member->streams[i] == op->stream)
             return true;
