@@ -312,7 +312,7 @@ static void large_groups(struct rd_rank *me)
         for (int i = 0; i < n; i++) {
             mine[i] = (struct rd_call){
                 .kind = round && i % 5 == 4 ? RD_REDUCE_SCATTER : RD_ALL_REDUCE,
-                .op = round ? (enum rd_op)(i % RD_OPS) : RD_AVG,
+                .op = round ? (enum rd_op)(i % (me->rig ? RD_OPS : RD_HALF)) : RD_AVG,
                 .type = ncclFloat32,
                 .comm = round ? i / 3 % 2 : 0,
                 .count = round ? 3000 + (size_t)i * 8001 : 1 + (size_t)i * 7 % 900,

@@ -112,7 +112,8 @@ static cudaStream_t some_stream(struct program *p)
 }
 
 /* Streams for the calls of a group. NCCL makes each stream that is named for a communicator wait for what was on all of
- * them, and what comes behind the group on any wait for all of it: inputs and results may be on any. */
+ * them, and what comes behind the group on any wait for all of it: inputs and results may be on any. A call of nothing
+ * does not count. */
 struct shape {
     unsigned n;
     struct rd_call calls[MAX_CALLS];
@@ -121,12 +122,20 @@ struct shape {
 
 static cudaStream_t stream_of_same(struct program *p, const struct shape *shape, unsigned i)
 {
-    for (;;) {
+    while (shape->calls[i].count > 0) {
         unsigned j = own(&p->dice, shape->n);
 
-        if (shape->calls[j].comm == shape->calls[i].comm)
+        if (shape->calls[j].comm == shape->calls[i].comm && shape->calls[j].count > 0)
             return shape->streams[j];
     }
+    return shape->streams[i];
+}
+
+/* NCCL 2.28 at times takes one factor for another's where several are in one group. */
+static bool has_factor(const struct rd_call *call)
+{
+    return call->type == ncclFloat32 &&
+           (call->op == RD_AVG || call->op == RD_HALF || call->op == RD_QUARTER);
 }
 
 static void some_shape(struct program *p, struct shape *shape, cudaStream_t const *streams,
@@ -134,9 +143,14 @@ static void some_shape(struct program *p, struct shape *shape, cudaStream_t cons
 {
     bool small = all(&p->dice, 3) == 0;
 
+    static const enum rd_op factors[] = { RD_AVG, RD_HALF, RD_QUARTER };
+    enum rd_op factor = factors[all(&p->dice, 3)];
+
     shape->n = 1 + all(&p->dice, small ? most : (most + 2) / 3);
     for (unsigned i = 0; i < shape->n; i++) {
         shape->calls[i] = some_call(p, small);
+        if (!p->me->rig && has_factor(&shape->calls[i]))
+            shape->calls[i].op = factor;
         shape->streams[i] = streams[own(&p->dice, streams_n)];
     }
 }

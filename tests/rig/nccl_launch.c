@@ -56,6 +56,8 @@ static void add_op(struct batch *batch, const struct rig_op *op)
     for (i = 0; i < launch->streams_count; i++)
         if (launch->streams[i] == op->stream)
             return;
+    if (launch->streams_count > 0 && op->count == 0 && !rig_op_is_p2p(op))
+        return; /* NCCL forgets a collective of nothing, its stream too */
     launch->streams = rig_grow(launch->streams, launch->streams_count, &launch->streams_room,
                                sizeof(cudaStream_t));
     launch->streams[launch->streams_count++] = op->stream;
