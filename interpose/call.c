@@ -2,6 +2,7 @@
 #include "interpose/call.h"
 
 #include "interpose/comm.h"
+#include "interpose/gather.h"
 #include "interpose/loongcomm.h"
 #include "interpose/route.h"
 
@@ -38,6 +39,8 @@ ncclResult_t lc_call_leave(struct lc_op *op, ncclResult_t result)
     struct lc_comm *comm = op->comm;
 
     lc_thread.inside = false;
+    if (!lc_accepted(result) && !op->settled)
+        lc_gather_refuse();
     if (!comm || op->gathered)
         return result;
     if (lc_accepted(result)) {

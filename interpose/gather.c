@@ -54,6 +54,7 @@ struct lc_gather {
     size_t members_n, members_room;
     struct member *last;  /* of the call before: most groups have one */
     struct batch *inside; /* called in the open group, to be finished behind it */
+    bool refused;         /* NCCL has refused a call of the group */
 };
 
 static ncclResult_t failed(const struct lc_comm *comm, const char *what)
@@ -649,9 +650,17 @@ static bool all_done(const struct lc_gather *gather)
     return true;
 }
 
+void lc_gather_refuse(void)
+{
+    if (lc_thread.gather)
+        lc_thread.gather->refused = true;
+}
+
 ncclResult_t lc_gather_flush(const struct lc_real *real)
 {
-    return lc_thread.gather ? start_round(lc_thread.gather, real) : ncclSuccess;
+    struct lc_gather *gather = lc_thread.gather;
+
+    return gather && !gather->refused ? start_round(gather, real) : ncclSuccess;
 }
 
 /* What the group's own end had no room for. */

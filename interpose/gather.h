@@ -19,6 +19,9 @@ ncclResult_t lc_gather_note(const struct lc_op *op);
 ncclResult_t lc_gather_add(struct lc_op *op, const struct lc_choice *choice,
                            const struct lc_redop *redop);
 
+/* NCCL has refused a call: the group is going to fail, and nothing that was gathered may touch a buffer. */
+void lc_gather_refuse(void);
+
 /* Before the real end of the outermost group: packs, makes the calls. */
 ncclResult_t lc_gather_flush(const struct lc_real *real);
 
