@@ -35,6 +35,8 @@ static void free_hosted(struct hosted *hosted)
     if (hosted->words_fd >= 0)
         close(hosted->words_fd);
     free(hosted->seats);
+    free(hosted->fates);
+    free(hosted->replies);
     free(hosted);
 }
 
@@ -75,12 +77,15 @@ static int furnish(struct hosted *hosted, uint32_t nranks)
     int err;
 
     hosted->seats = calloc(nranks, sizeof(struct seat *));
-    if (!hosted->seats)
-        return -ENOMEM;
-    err = lc_words_create(nranks, &hosted->words, &hosted->words_fd);
+    hosted->fates = calloc(nranks, sizeof(*hosted->fates));
+    err = hosted->seats && hosted->fates
+              ? lc_words_create(nranks, &hosted->words, &hosted->words_fd)
+              : -ENOMEM;
     if (err) {
         free(hosted->seats);
+        free(hosted->fates);
         hosted->seats = NULL;
+        hosted->fates = NULL;
         return err;
     }
     hosted->nranks = nranks;
@@ -232,6 +237,7 @@ static void leave(struct seat *seat, int reason)
 
         tell_all(hosted, LC_FRAME_NOTICE, &cause, sizeof(cause));
     }
+    lc_finding_left(hosted, seat, reason);
     free(seat);
     if (hosted->left == hosted->joined)
         free_hosted(hosted);
@@ -397,6 +403,7 @@ static int handle_seated(struct client *client, const struct lc_frame *head,
         leave(seat, -ECANCELED);
         return 0;
     case LC_FRAME_BYE: leave(seat, 0); return 0;
+    case LC_FRAME_STATE: return lc_finding_take(seat, head, body);
     default: return -EPROTO;
     }
 }

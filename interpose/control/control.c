@@ -153,6 +153,9 @@ static void *run(void *unused)
         flush_clients();
         lc_arbiter_expire();
         lc_member_expire();
+        lc_finding_expire();
+        lc_hang_look();
+        lc_hang_deliver();
         accept_all(control.tcp_fd, false);
         accept_all(control.unix_fd, true);
         memcpy(notice, control.notice, sizeof(notice));

@@ -22,6 +22,8 @@
 #ifndef LC_INTERPOSE_CONTROL_H
 #define LC_INTERPOSE_CONTROL_H
 
+#include "interpose/control/progress.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -116,6 +118,81 @@ const uint32_t *lc_room_abort_word(struct lc_room *room);
 
 /* Says goodbye (orderly end) and frees. After lc_room_abort no goodbye is said. */
 void lc_room_release(struct lc_room *room);
+
+/* ---- the watchdog ----
+ *
+ * Whether NCCL has finished a call cannot be known without giving the GPU work, and no such work is given. What is
+ * known is how many collectives each rank has called. When nothing of a room has moved at one of its ranks for the
+ * time-out, that rank tells the arbiter; the arbiter asks all ranks how far they are and sends everybody the finding:
+ * ranks that are behind have not arrived. Nothing is ever ended because of it. */
+
+enum lc_presence {
+    LC_HERE,    /* it has answered */
+    LC_SILENT,  /* it has not: stopped, or its machine is gone */
+    LC_LEFT,    /* it has ended the communicator, or its process, in order */
+    LC_LOST,    /* its connection closed without goodbye */
+    LC_GAVE_UP, /* it has aborted the communicator */
+    LC_ABSENT,  /* it never came: nothing is known of it */
+};
+
+/* A rank that has not arrived. */
+struct lc_missing {
+    uint32_t rank;
+    uint32_t presence; /* enum lc_presence */
+    uint32_t pid;
+    uint32_t pad;
+    uint64_t collectives; /* it has called so many; LC_HERE and LC_LEFT only */
+    uint64_t age_ms;      /* since its last call; LC_HERE only */
+};
+#define LC_MISSING_MAX 32u /* named; more are counted */
+
+struct lc_finding {
+    uint32_t n_missing; /* 0 and n_differ 0: all are at the same number, idle or inside it */
+    uint32_t n_listed;
+    uint32_t n_absent;
+    uint32_t n_differ; /* ranks that called something else than rank_a at a.seq; 0: none known */
+    uint64_t top;      /* the most collectives that a rank has called */
+    uint32_t rank_a, rank_b;
+    uint64_t at;            /* the first collective that one of the missing has not called */
+    struct lc_note awaited; /* what the others called there; seq 0: too long ago to know */
+    struct lc_note a, b;
+};
+
+enum lc_hang_kind {
+    LC_HANG_FOUND, /* `finding` is the arbiter's */
+    LC_HANG_ALONE, /* the arbiter is gone or does not answer: only this rank's own state is known */
+    LC_HANG_OVER,  /* after one of those that blamed somebody: a call was made again */
+};
+
+/* What one rank reports. */
+struct lc_hang {
+    struct lc_hang *next;
+    enum lc_hang_kind kind;
+    uint64_t id; /* lc_room_id */
+    uint32_t rank, nranks;
+    struct lc_progress_copy mine;
+    uint64_t age_ms;    /* since this rank's last call on the communicator */
+    bool arbiter_lost;  /* LC_HANG_ALONE: its connection closed without goodbye */
+    bool process_quiet; /* no other communicator of the process has moved either */
+    struct lc_finding finding;
+    struct lc_missing missing[LC_MISSING_MAX];
+};
+
+/* Somebody is to blame; else the rank may just as well be idle. */
+static inline bool lc_hang_blames(const struct lc_hang *hang)
+{
+    return hang->kind == LC_HANG_FOUND ? hang->finding.n_missing || hang->finding.n_differ
+                                       : hang->arbiter_lost;
+}
+
+/* Before the first room: `report` is called for each hang, on a thread of its own without any lock. 0: no watchdog. */
+void lc_control_watch(unsigned timeout_s, void (*report)(const struct lc_hang *hang));
+
+/* The progress to watch; must stay readable until the room is released. */
+void lc_room_watch(struct lc_room *room, struct lc_progress *progress);
+
+/* The same number at every rank of the communicator; says nothing about the token. */
+uint64_t lc_room_id(const struct lc_room *room);
 
 /* At process exit: goodbye for every room still held, bounded by 200 ms. In a forked child: forgets everything. */
 void lc_control_fini(void);

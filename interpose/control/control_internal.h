@@ -29,6 +29,63 @@
 #define LC_RANKS_MAX  65536u
 #define LC_SEATS_MAX  4096u /* of one client */
 #define LC_BLOBS_MAX  64u   /* of one rank in one room */
+#define LC_ROUND_MS   2000  /* a rank says how far it is within this */
+#define LC_STALL_MS   500   /* between two stalls that one seat may tell */
+#define LC_FINDING_MS 6000  /* an arbiter that was told of a stall sends its finding within this */
+#define LC_HANGS_MAX  64u   /* waiting to be written; more are lost, which costs a report */
+
+/* ---- rooms joined from here ---- */
+
+enum room_state {
+    JOINING,
+    COMPLETE,
+    NEVER
+};
+
+struct blob {
+    struct blob *next;
+    uint32_t rank, key;
+    size_t size;
+    unsigned char data[];
+};
+
+/* Where the watchdog is with a room. */
+struct lc_watch {
+    bool foreign;    /* another version of the protocol may be at the other end: says nothing */
+    uint64_t calls;  /* collectives and messages when looked at last */
+    int64_t said_ns; /* 0, or when the arbiter was told that `calls` has not moved */
+    bool reported;   /* that was reported */
+    bool blamed;     /* and named somebody */
+};
+
+struct lc_room {
+    struct lc_room *next; /* of its link, or of the orphans */
+    struct link *link;    /* NULL: lost, or its process ended in order */
+    pid_t pid;            /* of the process that joined; a forked child's calls do nothing */
+    uint32_t id, nranks;
+    unsigned char key[LC_KEY_BYTES];
+    struct lc_record mine;
+    struct lc_record **records; /* by rank; complete before `state` says so, then constant */
+    struct blob *blobs;
+    uint64_t capabilities;  /* as records */
+    struct lc_words *words; /* as records; NULL: the arbiter is asked */
+    bool answered;
+    uint64_t answer;
+    bool abort_told; /* ABORT is queued: the arbiter knows this seat no more, nothing may follow */
+
+    /* Read by any thread without the lock. `state` is stored with release after what it announces. */
+    atomic_int state;
+    atomic_uint abort_word;     /* 0, then 1; set after `error` */
+    atomic_uint_fast64_t error; /* 0, then rank << 32 | errno; written once, under the lock */
+    atomic_uint_fast64_t voted; /* 0, then the vote; written once, under the lock */
+    atomic_int abort_wanted;    /* 0, then the caller's reason; taken by the control thread */
+
+    /* The watchdog's (hang.c). */
+    _Atomic(struct lc_progress *) progress; /* NULL until lc_room_watch */
+    struct lc_watch watch;                  /* as records, with the lock only */
+};
+
+/* ---- rooms hosted here ---- */
 
 struct hosted; /* a room at its arbiter */
 
@@ -40,6 +97,9 @@ struct seat {
     uint32_t id; /* the member's name for the room */
     uint32_t blobs;
     struct lc_record record;
+    struct lc_deadline stalled_until; /* it may not open another round before */
+    bool knows;                       /* it said its last words, how far it had come */
+    uint64_t collectives;
 };
 
 /* An accepted connection. */
@@ -51,6 +111,22 @@ struct client {
     uint32_t ids; /* names of rooms below were in use; a member counts up */
     uint32_t n_seats;
     struct seat *seats;
+};
+
+/* A rank's answer to the open round of the watchdog. */
+struct reply {
+    bool asked; /* else its rank has come since, and is no part of the round */
+    bool is_here;
+    struct lc_state state;
+    struct lc_note recent[LC_RECENT];
+};
+
+/* What is left of a rank that has left. */
+struct fate {
+    uint32_t pid;
+    uint8_t presence; /* enum lc_presence; LC_HERE: it has not left, or never came */
+    bool knows;       /* it said how far it had come */
+    uint64_t collectives;
 };
 
 struct hosted {
@@ -65,6 +141,14 @@ struct hosted {
     struct seat **seats;           /* by rank; NULL: not joined, or left */
     struct lc_words *words;
     int words_fd;
+
+    /* The watchdog's (finding.c). */
+    struct fate *fates;       /* by rank */
+    struct reply *replies;    /* by rank; NULL: no round is open */
+    uint32_t round;           /* of the last QUERY, from 1 */
+    uint32_t waiting;         /* replies that the open round still waits for */
+    struct lc_deadline until; /* of the open round */
+    uint64_t told;            /* digest of what the last finding was about: nothing is told twice */
 };
 
 /* A connection from this process to an arbiter, shared by all rooms that it hosts for us. */
@@ -96,6 +180,12 @@ struct control {
     struct link *links;
     bool said_missing, said_refused; /* one line of each kind per process */
     char notice[256];                /* for the log, once the lock is given back; empty: none */
+    struct lc_room
+        *orphans; /* their link is lost; still watched, for what this rank alone can see */
+    struct lc_hang
+        *hangs; /* to be reported by the writer thread, newest first; at most LC_HANGS_MAX */
+    uint32_t n_hangs;
+    bool writing; /* the writer thread runs */
 };
 extern struct control control;
 
@@ -119,5 +209,17 @@ void lc_member_goodbye(void);
 bool lc_member_idle(const struct link *link);
 void lc_member_drop(struct link *link, int reason); /* frees the link */
 void lc_member_forked(void);
+
+/* finding.c, with the lock held: the arbiter's part of the watchdog */
+int lc_finding_take(struct seat *seat, const struct lc_frame *head, const unsigned char *body);
+void lc_finding_left(struct hosted *hosted, const struct seat *seat, int reason);
+void lc_finding_expire(void);
+
+/* hang.c, with the lock held: the member's part */
+void lc_hang_look(void); /* once a turn */
+void lc_hang_asked(struct lc_room *room, uint32_t round);
+int lc_hang_found(struct lc_room *room, const struct lc_frame *head, const unsigned char *body);
+void lc_hang_last_words(struct lc_room *room);
+void lc_hang_deliver(void); /* starts the writer if there is something to write */
 
 #endif

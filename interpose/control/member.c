@@ -13,42 +13,6 @@
 
 #define NO_RANK UINT32_MAX
 
-enum room_state {
-    JOINING,
-    COMPLETE,
-    NEVER
-};
-
-struct blob {
-    struct blob *next;
-    uint32_t rank, key;
-    size_t size;
-    unsigned char data[];
-};
-
-struct lc_room {
-    struct lc_room *next; /* of its link */
-    struct link *link;    /* NULL: lost, or its process ended in order */
-    pid_t pid;            /* of the process that joined; a forked child's calls do nothing */
-    uint32_t id, nranks;
-    unsigned char key[LC_KEY_BYTES];
-    struct lc_record mine;
-    struct lc_record **records; /* by rank; complete before `state` says so, then constant */
-    struct blob *blobs;
-    uint64_t capabilities;  /* as records */
-    struct lc_words *words; /* as records; NULL: the arbiter is asked */
-    bool answered;
-    uint64_t answer;
-    bool abort_told; /* ABORT is queued: the arbiter knows this seat no more, nothing may follow */
-
-    /* Read by any thread without the lock. `state` is stored with release after what it announces. */
-    atomic_int state;
-    atomic_uint abort_word;     /* 0, then 1; set after `error` */
-    atomic_uint_fast64_t error; /* 0, then rank << 32 | errno; written once, under the lock */
-    atomic_uint_fast64_t voted; /* 0, then the vote; written once, under the lock */
-    atomic_int abort_wanted;    /* 0, then the caller's reason; taken by the control thread */
-};
-
 static void set_error(struct lc_room *room, uint32_t rank, int err)
 {
     if (atomic_load(&room->error))
@@ -164,7 +128,8 @@ void lc_member_drop(struct link *link, int reason)
     for (struct lc_room *room = link->rooms, *next; room; room = next) {
         next = room->next;
         room->link = NULL;
-        room->next = NULL;
+        room->next = control.orphans;
+        control.orphans = room;
         if (atomic_load(&room->state) == JOINING)
             atomic_store(&room->state, NEVER);
         if (!link->closing)
@@ -231,6 +196,7 @@ static int take_blob(struct lc_room *room, const struct lc_frame *head, const un
 
 static void take_refusal(struct lc_room *room, const struct lc_cause *cause)
 {
+    room->watch.foreign |= cause->reason == -EPROTONOSUPPORT;
     if (atomic_exchange(&room->state, NEVER) == NEVER)
         return;
     if (cause->reason == -EEXIST) {
@@ -276,6 +242,8 @@ static int handle(struct link *link, const struct lc_frame *head, const unsigned
     case LC_FRAME_RECORD: return take_record(room, body);
     case LC_FRAME_BLOB: return take_blob(room, head, body);
     case LC_FRAME_REFUSED: take_refusal(room, &cause); return 0;
+    case LC_FRAME_QUERY: lc_hang_asked(room, (uint32_t)number.value); return 0;
+    case LC_FRAME_FINDING: return lc_hang_found(room, head, body);
     case LC_FRAME_NOTICE: set_error(room, cause.rank, cause.reason); return 0;
     case LC_FRAME_COMPLETE:
         room->capabilities = number.value;
@@ -364,8 +332,10 @@ void lc_member_expire(void)
 static void say_bye(struct lc_room *room)
 {
     tell_abort(room);
-    if (!room->abort_told)
+    if (!room->abort_told) {
+        lc_hang_last_words(room);
         (void)lc_conn_send(&room->link->conn, LC_FRAME_BYE, room->id, NULL, 0, NULL, 0);
+    }
     room->abort_told = true; /* whatever comes after the goodbyes of an exit */
 }
 
@@ -457,6 +427,15 @@ static uint64_t mix(uint64_t x)
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
     return x ^ (x >> 31);
+}
+
+/* Never the key itself, which is the token of a room that was made from an id. */
+uint64_t lc_room_id(const struct lc_room *room)
+{
+    uint64_t half[2];
+
+    memcpy(half, room->key, sizeof(half));
+    return mix(half[0] ^ mix(half[1] ^ 0x6c6f6f6e67636f6du));
 }
 
 static void child_key(const unsigned char parent[LC_KEY_BYTES], uint64_t creation, uint32_t colour,
@@ -667,11 +646,13 @@ const uint32_t *lc_room_abort_word(struct lc_room *room)
 
 static void leave(struct lc_room *room)
 {
-    struct lc_room **at = &room->link->rooms;
+    struct lc_room **at = room->link ? &room->link->rooms : &control.orphans;
 
     while (*at != room)
         at = &(*at)->next;
     *at = room->next;
+    if (!room->link)
+        return;
     say_bye(room);
     lc_control_wake();
 }
@@ -682,8 +663,7 @@ void lc_room_release(struct lc_room *room)
         return;
     if (room->pid == getpid()) {
         pthread_mutex_lock(&control.lock);
-        if (room->link)
-            leave(room);
+        leave(room);
         pthread_mutex_unlock(&control.lock);
     }
     lc_words_unmap(room->words);

@@ -18,6 +18,9 @@ _Static_assert(sizeof(struct lc_record) == 16 + 16 + 64 + 16, "no padding on the
 _Static_assert(sizeof(struct lc_join) == 24 + sizeof(struct lc_record), "no padding on the wire");
 _Static_assert(sizeof(struct lc_ask) == 24 && sizeof(struct lc_cause) == 8,
                "no padding on the wire");
+_Static_assert(sizeof(struct lc_state) == 40 && sizeof(struct lc_missing) == 32 &&
+                   sizeof(struct lc_finding) == 40 + 3 * sizeof(struct lc_note),
+               "no padding on the wire");
 
 /* ---- frames ---- */
 
@@ -44,6 +47,11 @@ static const struct {
     [LC_FRAME_BLOB] = { sizeof(struct lc_blob_head), sizeof(struct lc_blob_head) + LC_BLOB_MAX},
     [LC_FRAME_NOTICE] = FIXED(struct lc_cause),
     [LC_FRAME_CLOSING] = { 0,                           0                                        },
+    [LC_FRAME_STATE] = { sizeof(struct lc_state),
+                       sizeof(struct lc_state) + LC_RECENT * sizeof(struct lc_note)           },
+    [LC_FRAME_QUERY] = FIXED(struct lc_number),
+    [LC_FRAME_FINDING] = { sizeof(struct lc_finding),
+                       sizeof(struct lc_finding) + LC_MISSING_MAX * sizeof(struct lc_missing) },
 #undef FIXED
 };
 

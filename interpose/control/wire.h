@@ -7,6 +7,7 @@
 #define LC_INTERPOSE_CONTROL_WIRE_H
 
 #include "interpose/control/control.h"
+#include "interpose/control/progress.h"
 
 #define LC_WIRE_MAGIC   0x3150434cu /* "LCP1" */
 #define LC_WIRE_VERSION 1u
@@ -30,6 +31,9 @@ enum lc_frame_type {
     LC_FRAME_BLOB,     /* arbiter: a member's POST, for members on its host */
     LC_FRAME_NOTICE,   /* arbiter: the room is broken; rank, reason (-errno) */
     LC_FRAME_CLOSING,  /* arbiter: its process ends in order */
+    LC_FRAME_STATE, /* how far the rank is: it has stood still too long, or was asked, or leaves */
+    LC_FRAME_QUERY, /* arbiter: round; answered by STATE */
+    LC_FRAME_FINDING, /* arbiter: who has not arrived, as far as the answers tell */
     LC_FRAME_TYPES,
 };
 
@@ -78,6 +82,16 @@ struct lc_blob_head {
     uint32_t rank;
     uint32_t key;
 };
+
+/* STATE: this, then its notes. */
+struct lc_state {
+    uint32_t round; /* of the QUERY that it answers, or one of the two below */
+    uint32_t n;
+    uint64_t collectives, messages, returned;
+    uint64_t age_ms; /* since the last call */
+};
+#define LC_ROUND_STALLED 0u         /* nobody asked: nothing has moved for the time-out */
+#define LC_ROUND_LAST    UINT32_MAX /* nobody asked: the seat is about to be given back */
 
 struct lc_buffer {
     unsigned char *data;

@@ -423,6 +423,84 @@ static void a_thousand_rooms_leave_nothing(uint32_t rank)
     CHECK(count_entries("/proc/self/task") == threads);
 }
 
+/* ---- the watchdog ---- */
+
+static struct lc_progress progress;
+static struct lc_hang last_hang; /* written by the writer thread before `hangs` grows */
+static atomic_int hangs;
+
+static void keep_hang(const struct lc_hang *hang)
+{
+    last_hang = *hang;
+    atomic_fetch_add(&hangs, 1);
+}
+
+static void call(uint64_t count)
+{
+    struct lc_note note = { .count = count, .kind = 3, .type = 7, .peer = -1 };
+
+    lc_progress_call(&progress, &note, true, 0);
+    lc_progress_return(&progress);
+}
+
+static void a_rank_that_lags_is_found_once(uint32_t rank)
+{
+    struct lc_room *room;
+
+    lc_control_watch(1, keep_hang);
+    room = join(rank, RANKS);
+    lc_room_watch(room, &progress);
+    WAIT_FOR(lc_room_complete(room));
+    for (int i = 0; i < (rank == 3 ? 38 : 40); i++)
+        call((uint64_t)i);
+    WAIT_FOR(atomic_load(&hangs) == 1);
+    CHECK(last_hang.kind == LC_HANG_FOUND && last_hang.rank == rank && last_hang.nranks == RANKS);
+    CHECK(last_hang.id == lc_room_id(room) && last_hang.mine.collectives == (rank == 3 ? 38 : 40));
+    CHECK(last_hang.mine.n == LC_RECENT && last_hang.process_quiet);
+    CHECK(last_hang.finding.n_missing == 1 && last_hang.missing[0].rank == 3);
+    CHECK(last_hang.missing[0].presence == LC_HERE && last_hang.missing[0].collectives == 38);
+    CHECK(last_hang.finding.at == 39 && last_hang.finding.top == 40);
+    CHECK(last_hang.finding.awaited.seq == 39 && last_hang.finding.awaited.count == 38);
+    CHECK(last_hang.finding.n_differ == 0 && last_hang.finding.n_absent == 0);
+    meet(0, RANKS);
+    sleep_ms(2500);
+    CHECK(atomic_load(&hangs) == 1);
+    meet(1, RANKS);
+    call(38);
+    WAIT_FOR(atomic_load(&hangs) == 2);
+    CHECK(last_hang.kind == LC_HANG_OVER);
+    lc_room_release(room);
+}
+
+static void who_differs_left_or_never_came_is_told_apart(uint32_t rank)
+{
+    struct lc_room *room;
+
+    if (rank == 3)
+        return; /* without the library */
+    lc_control_watch(1, keep_hang);
+    room = join(rank, RANKS);
+    lc_room_watch(room, &progress);
+    call(5);
+    meet(0, RANKS - 1);
+    if (rank == 2) {
+        lc_room_release(room); /* in order, after the first */
+        meet(1, RANKS - 1);
+        return;
+    }
+    call(rank ? 7 : 6);
+    call(8);
+    WAIT_FOR(atomic_load(&hangs) == 1);
+    CHECK(last_hang.finding.n_missing == 1 && last_hang.finding.n_absent == 1);
+    CHECK(last_hang.missing[0].rank == 2 && last_hang.missing[0].presence == LC_LEFT);
+    CHECK(last_hang.missing[0].collectives == 1 && last_hang.finding.at == 2);
+    CHECK(last_hang.finding.n_differ == 1 && last_hang.finding.rank_a == 0);
+    CHECK(last_hang.finding.rank_b == 1 && last_hang.finding.a.seq == 2);
+    CHECK(last_hang.finding.a.count == 6 && last_hang.finding.b.count == 7);
+    meet(1, RANKS - 1);
+    lc_room_release(room);
+}
+
 static int connect_raw(void)
 {
     struct lc_ticket ticket;
@@ -737,6 +815,8 @@ int main(int argc, char **argv)
     RUN(an_abort_reaches_everybody, RANKS);
     RUN(pairs_commit_alike, RANKS);
     RUN(children_and_blobs, RANKS);
+    RUN(a_rank_that_lags_is_found_once, RANKS);
+    RUN(who_differs_left_or_never_came_is_told_apart, RANKS);
     RUN(a_thousand_rooms_leave_nothing, 2);
     RUN(strangers_are_shown_out_and_harm_nobody, 2);
     RUN(a_forked_child_is_no_member, 2);
