@@ -79,6 +79,21 @@ static int parse_size(const char *text, void *field)
     return lc_parse_size(text, field);
 }
 
+static int parse_seconds(const char *text, void *field)
+{
+    unsigned value = 0;
+
+    if (!*text || strlen(text) > 6)
+        return -EINVAL;
+    for (; *text; text++) {
+        if (*text < '0' || *text > '9')
+            return -EINVAL;
+        value = value * 10 + (unsigned)(*text - '0');
+    }
+    *(unsigned *)field = value;
+    return 0;
+}
+
 /* The text is a copy that the caller keeps for the life of the process. */
 static int parse_path(const char *text, void *field)
 {
@@ -86,12 +101,13 @@ static int parse_path(const char *text, void *field)
     return 0;
 }
 
-#define ACCEPTS_bool   "yes or no"
-#define ACCEPTS_level  "error, warn, info, debug or trace"
-#define ACCEPTS_report "off, text or json"
-#define ACCEPTS_path   "a path"
-#define ACCEPTS_size   "a number, k, m or g behind it"
-#define ACCEPTS_wire   "data, bf16 or bf16-accurate"
+#define ACCEPTS_bool    "yes or no"
+#define ACCEPTS_level   "error, warn, info, debug or trace"
+#define ACCEPTS_report  "off, text or json"
+#define ACCEPTS_path    "a path"
+#define ACCEPTS_seconds "whole seconds, at most 999999"
+#define ACCEPTS_size    "a number, k, m or g behind it"
+#define ACCEPTS_wire    "data, bf16 or bf16-accurate"
 
 static const struct entry {
     const char *name;

@@ -23,6 +23,7 @@ enum lc_wire {
 
 typedef bool lc_conf_bool;
 typedef size_t lc_conf_size;
+typedef unsigned lc_conf_seconds;
 typedef enum lc_wire lc_conf_wire;
 typedef const char *lc_conf_path; /* owned by the struct, never NULL */
 typedef enum lc_log_level lc_conf_level;

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #ifndef LC_RECORD_VERSION    /* a test builds another one */
-#define LC_RECORD_VERSION 1u /* changes with the meaning of a vote */
+#define LC_RECORD_VERSION 2u /* changes with the meaning of a vote */
 #endif
 
 /* Shrinks without one set of ranks. */
@@ -27,6 +27,7 @@ struct shrink {
 struct lc_agree {
     struct lc_room *room;
     int rank, ranks, device;
+    struct lc_progress *progress; /* of its entry; set when the entry is made */
 
     /* Used by the thread that calls the communicator's operations. */
     uint64_t splits;
@@ -218,6 +219,8 @@ ncclResult_t lc_agree_next(struct lc_agree *agree, bool ready, bool *committed)
 void lc_agree_refused(struct lc_agree *agree)
 {
     agree->count--;
+    if (agree->progress)
+        lc_progress_rewind(agree->progress, agree->count);
 }
 
 struct lc_agree_mark lc_agree_mark(const struct lc_agree *agree)
@@ -229,6 +232,8 @@ void lc_agree_rewind(struct lc_agree *agree, struct lc_agree_mark mark)
 {
     agree->count = mark.count;
     agree->committed = mark.committed;
+    if (agree->progress)
+        lc_progress_rewind(agree->progress, mark.count);
 }
 
 bool lc_agree_withhold(struct lc_agree *agree)
@@ -263,6 +268,15 @@ ncclResult_t lc_agree_error(const struct lc_agree *agree)
     if (broken != ncclSuccess)
         return broken;
     return lc_room_error(agree->room, NULL) ? ncclRemoteError : ncclSuccess;
+}
+
+uint64_t lc_agree_watch(struct lc_agree *agree, struct lc_progress *progress)
+{
+    if (!agree)
+        return 0;
+    agree->progress = progress;
+    lc_room_watch(agree->room, progress);
+    return lc_room_id(agree->room);
 }
 
 void lc_agree_free(struct lc_agree *agree)

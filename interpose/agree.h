@@ -15,6 +15,7 @@
 
 struct lc_agree;
 struct lc_room;
+struct lc_progress;
 
 /* What is agreed: bits of a record's capabilities, common to all ranks once committed. */
 #define LC_CAN_CAST 1u /* pack and unpack kernels are loaded */
@@ -64,6 +65,10 @@ void lc_agree_abort(struct lc_agree *agree);
  * loads. The first is about this rank alone. */
 ncclResult_t lc_agree_own_error(const struct lc_agree *agree);
 ncclResult_t lc_agree_error(const struct lc_agree *agree);
+
+/* Lets the watchdog see how far this rank is; `progress` stays readable until lc_agree_free. Returns a number that is
+ * the same at every rank of the communicator. NULL is allowed: 0. */
+uint64_t lc_agree_watch(struct lc_agree *agree, struct lc_progress *progress);
 
 void lc_agree_free(struct lc_agree *agree);
 

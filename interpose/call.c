@@ -18,6 +18,25 @@ ncclResult_t lc_call_missing(const struct lc_real *real, const char *name, unsig
     return ncclSystemError;
 }
 
+static bool is_collective(enum lc_op_kind kind)
+{
+    return kind != LC_OP_SEND && kind != LC_OP_RECV;
+}
+
+/* Before anything that may wait. */
+static void note(const struct lc_op *op)
+{
+    struct lc_note call = { .count = op->count,
+                            .kind = (uint8_t)op->kind,
+                            .type = (uint8_t)op->type,
+                            .redop = (unsigned)op->redop < ncclNumOps ? (uint8_t)op->redop
+                                                                      : LC_NOTE_REDOP,
+                            .path = LC_NCCL_NO_FASTER_PATH,
+                            .peer = op->peer };
+
+    lc_progress_call(&op->comm->progress, &call, is_collective(op->kind), (uintptr_t)op->stream);
+}
+
 bool lc_call_enter(struct lc_op *op, const struct lc_real *real)
 {
     if (lc_thread.inside)
@@ -29,8 +48,11 @@ bool lc_call_enter(struct lc_op *op, const struct lc_real *real)
     lc_thread.inside = true;
     op->comm = lc_comm_get_or_adopt(op->handle, real);
     lc_thread.ops++;
-    if (op->comm && op->comm->agree)
-        lc_route(op, real);
+    if (op->comm) {
+        note(op);
+        if (op->comm->agree)
+            lc_route(op, real);
+    }
     return true;
 }
 
@@ -41,6 +63,8 @@ ncclResult_t lc_call_leave(struct lc_op *op, ncclResult_t result)
     lc_thread.inside = false;
     if (!lc_accepted(result) && !op->settled)
         lc_gather_refuse();
+    if (comm)
+        lc_progress_return(&comm->progress);
     if (!comm || op->gathered)
         return result;
     if (lc_accepted(result)) {

@@ -242,7 +242,9 @@ static void prepare(struct lc_comm *comm, uintptr_t key, const struct lc_comm_fa
                     struct lc_agree *agree)
 {
     lc_ledger_clear(&comm->ledger);
+    lc_progress_clear(&comm->progress);
     comm->agree = agree;
+    comm->id = lc_agree_watch(agree, &comm->progress);
     comm->no_setup = false;
     atomic_store_explicit(&comm->aborted, false, memory_order_relaxed);
     comm->facts = *facts;

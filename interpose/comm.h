@@ -10,6 +10,7 @@
 #define LC_INTERPOSE_COMM_H
 
 #include "interpose/agree.h"
+#include "interpose/control/progress.h"
 #include "interpose/ledger.h"
 #include "interpose/real.h"
 #include "interpose/redop.h"
@@ -68,6 +69,10 @@ struct lc_comm {
     bool no_setup; /* set-up failed, or cannot be */
     struct lc_redops redops;
     struct lc_ledger ledger;
+
+    struct lc_progress progress; /* rules there */
+    uint64_t
+        id; /* the same at every rank; 0: nothing is agreed on; written before refs becomes 1 */
 };
 
 /* A communicator that has just been made; takes over the agreement, which may be NULL. Replaces an entry of the same

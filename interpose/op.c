@@ -36,6 +36,15 @@ size_t lc_type_size(ncclDataType_t type)
     return (unsigned)type < sizeof(sizes) ? sizes[(unsigned)type] : 0;
 }
 
+const char *lc_type_name(unsigned type)
+{
+    static const char *const names[] = { "int8",    "uint8",    "int32",      "uint32",
+                                         "int64",   "uint64",   "float16",    "float32",
+                                         "float64", "bfloat16", "float8e4m3", "float8e5m2" };
+
+    return type < sizeof(names) / sizeof(*names) ? names[type] : NULL;
+}
+
 uint64_t lc_op_bytes(const struct lc_op *op, int ranks)
 {
     uint64_t bytes = (uint64_t)op->count * lc_type_size(op->type);

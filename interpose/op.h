@@ -51,6 +51,9 @@ const char *lc_op_name(enum lc_op_kind kind);
 /* "AllReduce", as JSON and NCCL call it. */
 const char *lc_op_nccl_name(enum lc_op_kind kind);
 
+/* "float32"; "type N" is for the caller to print where this is NULL. */
+const char *lc_type_name(unsigned type);
+
 /* Bytes of one element; 0 for a type that we do not know. */
 size_t lc_type_size(ncclDataType_t type);
 

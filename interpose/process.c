@@ -4,6 +4,7 @@
 #include "interpose/comm.h"
 #include "interpose/control/control.h"
 #include "interpose/report.h"
+#include "interpose/watch.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -48,6 +49,8 @@ static void begin(void)
     }
     lc_enabled = config.enable;
     owner = self = getpid();
+    if (lc_enabled)
+        lc_control_watch(config.hang_timeout, lc_watch_report);
     if (atexit(at_exit) != 0)
         lc_warn(
             "no room for another exit handler: there will be no report, and peers are not told goodbye");

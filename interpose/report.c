@@ -28,6 +28,8 @@ static void take_comm(const struct lc_comm *comm, void *arg)
         out->facts.device = atomic_load_explicit(&comm->device, memory_order_relaxed);
         out->closed = atomic_load_explicit(&comm->closed, memory_order_relaxed);
         out->windows = atomic_load_explicit(&comm->windows, memory_order_relaxed);
+        out->id = comm->id;
+        lc_progress_read((struct lc_progress *)&comm->progress, &out->progress);
         lc_ledger_merge(&out->ledger, &comm->ledger);
     }
     if (comm->facts.ranks > report->ranks) {
@@ -74,7 +76,7 @@ void lc_report_free(struct lc_report *report)
 }
 
 /* The folder is the user's choice and may be a link; what we make in it is new and ours alone. */
-static int create_file(const char *dir, const struct lc_report *report, const char *ending)
+int lc_report_create(const char *dir, const char *host, int pid, int rank, const char *ending)
 {
     char name[160];
     int dir_fd;
@@ -87,8 +89,8 @@ static int create_file(const char *dir, const struct lc_report *report, const ch
         return -errno;
     for (int n = 0; n < 100 && fd < 0; n++) { /* containers may share both host name and number */
         (void)snprintf(name, sizeof(name),
-                       n ? "loongcomm-%s-%d-rank%d-%d.%s" : "loongcomm-%s-%d-rank%d%.0d.%s",
-                       report->host, report->pid, report->rank, n, ending);
+                       n ? "loongcomm-%s-%d-rank%d-%d.%s" : "loongcomm-%s-%d-rank%d%.0d.%s", host,
+                       pid, rank, n, ending);
         for (char *slash = name; (slash = strchr(slash, '/'));) /* a host name may hold any byte */
             *slash = '_';
         fd = openat(dir_fd, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
@@ -137,7 +139,8 @@ static void deliver(const struct lc_report *report, const struct lc_config *conf
         return;
     }
     if (*config->dir)
-        fd = create_file(config->dir, report, json ? "json" : "txt");
+        fd = lc_report_create(config->dir, report->host, report->pid, report->rank,
+                              json ? "json" : "txt");
     err = fd < 0 ? fd : lc_output_write(fd, text, size);
     if (err && *config->dir)
         lc_warn("cannot write a report into %s: %s", config->dir, strerror(-err));

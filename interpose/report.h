@@ -21,6 +21,8 @@ struct lc_report_comm {
     struct lc_comm_facts facts;
     bool closed;
     unsigned windows;
+    uint64_t id; /* the same at every rank, 0: unknown */
+    struct lc_progress_copy progress;
     struct lc_ledger ledger;
 };
 
@@ -48,6 +50,9 @@ void lc_report_free(struct lc_report *report);
 void lc_report_print(const struct lc_report *report, FILE *out);
 void lc_report_print_line(const struct lc_report *report, FILE *out);
 int lc_report_print_json(const struct lc_report *report, FILE *out); /* as lc_json_finish */
+
+/* A new file in `dir` for something of one rank, named after host, process and rank: a descriptor or -errno. */
+int lc_report_create(const char *dir, const char *host, int pid, int rank, const char *ending);
 
 /* At exit: calls nothing of NCCL or CUDA. */
 void lc_report_write(void);

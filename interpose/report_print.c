@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/json.h"
+#include "interpose/note.h"
 #include "interpose/report.h"
 
 #include <inttypes.h>
@@ -278,6 +279,9 @@ static void json_comm(struct lc_json *json, const struct lc_report_comm *comm)
     lc_json_uint(json, comm->windows);
     lc_json_key(json, "closed");
     lc_json_bool(json, comm->closed);
+    lc_json_key(json, "id");
+    lc_note_json_id(json, comm->id);
+    lc_note_json_progress(json, &comm->progress);
     json_ledger(json, &comm->ledger);
     lc_json_end(json);
 }

@@ -97,6 +97,7 @@ static void route_reduction(struct lc_op *op, const struct lc_real *real)
         return;
     }
     op->outcome = (int)choice.outcome;
+    lc_progress_path(&comm->progress, (uint8_t)choice.outcome);
     if (!now.grouped) {
         settle(op, lc_reduce_cast(op, &now.redop, real));
         return;
