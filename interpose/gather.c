@@ -197,6 +197,12 @@ static bool is_accurate(const struct batch *batch)
            lc_wire_is_accurate(lc_process_config(), batch->first->op.comm->facts.ranks);
 }
 
+/* Two ranks: both get all that was packed, in order of rank, and add it up themselves (lc_reduce_cast). */
+static bool is_pair(const struct batch *batch)
+{
+    return is_accurate(batch) && !is_scatter(batch) && batch->first->op.comm->facts.ranks == 2;
+}
+
 static uint64_t ranks_of(const struct batch *batch)
 {
     return (uint64_t)batch->first->op.comm->facts.ranks;
@@ -221,14 +227,14 @@ static uint64_t shard_of(const struct batch *batch)
 /* Elements of both stretches of scratch that the batch needs. */
 static uint64_t packed_length(const struct batch *batch)
 {
-    if (is_scatter(batch))
+    if (is_scatter(batch) || is_pair(batch))
         return ranks_of(batch) * batch->length;
     return is_accurate(batch) ? ranks_of(batch) * shard_of(batch) : batch->length;
 }
 
 static uint64_t second_length(const struct batch *batch)
 {
-    if (is_accurate(batch))
+    if (is_accurate(batch) && !is_pair(batch))
         return packed_length(batch);
     return is_scatter(batch) ? batch->length : 0;
 }
@@ -335,6 +341,7 @@ static int pack(const struct batch *batch)
     struct lk_scale scale = lc_scale_of(&first->redop, first->op.comm->facts.ranks);
     uint64_t stretches = is_scatter(batch) ? ranks_of(batch) : 1;
     struct lk_tensor *tensors = calloc(stretches * batch->n, sizeof(*tensors));
+    uint64_t at = is_pair(batch) ? (uint64_t)first->op.comm->facts.rank * batch->length : 0;
     size_t n = 0;
     int err;
 
@@ -345,7 +352,7 @@ static int pack(const struct batch *batch)
             const struct part *part = &batch->parts[i];
 
             tensors[n++] = (struct lk_tensor){ (char *)part->send + r * part->stride, part->count,
-                                               r * batch->length + part->offset };
+                                               at + r * batch->length + part->offset };
         }
     }
     err = is_cast(batch) ? backend->lk_cast_pack(tensors, n, batch->packed, &scale, LK_NEAREST,
@@ -382,6 +389,10 @@ static ncclResult_t call(const struct batch *batch, const struct lc_real *real)
     ncclRedOp_t redop = is_cast(batch) ? ncclSum : first->op.redop;
     uint64_t shard = is_scatter(batch) ? batch->length : shard_of(batch);
 
+    if (is_pair(batch))
+        return real->ncclAllGather(
+            batch->packed + (uint64_t)first->op.comm->facts.rank * batch->length * wire_size(batch),
+            batch->packed, batch->length, type, first->op.handle, stream_of(batch));
     if (is_accurate(batch))
         return lc_exchange(real, batch->packed, batch->second, shard, first->op.comm,
                            stream_of(batch));
@@ -398,14 +409,15 @@ static int add_up(const struct batch *batch)
     const struct lc_comm *comm = batch->first->op.comm;
     const struct lc_backend *backend = comm->reducer->backend;
     uint64_t rank = (uint64_t)comm->facts.rank, shard = shard_of(batch);
+    const char *from = is_pair(batch) ? batch->packed : batch->second;
     int err = 0;
 
-    if (!is_scatter(batch))
+    if (!is_scatter(batch) && !is_pair(batch))
         return backend->lk_sum_shards(batch->second, ranks_of(batch), shard, shard,
                                       batch->packed + rank * shard * wire_size(batch), LK_BF16,
                                       NULL, stream_of(batch));
     for (size_t i = 0; !err && i < batch->n; i++)
-        err = backend->lk_sum_shards(batch->second + batch->parts[i].offset * wire_size(batch),
+        err = backend->lk_sum_shards(from + batch->parts[i].offset * wire_size(batch),
                                      ranks_of(batch), batch->length, batch->parts[i].count,
                                      batch->parts[i].recv, LK_FP32, NULL, stream_of(batch));
     return err;
@@ -413,7 +425,7 @@ static int add_up(const struct batch *batch)
 
 static bool gathers_sums(const struct batch *batch)
 {
-    return is_accurate(batch) && !is_scatter(batch);
+    return is_accurate(batch) && !is_scatter(batch) && !is_pair(batch);
 }
 
 static ncclResult_t gather_sums(const struct batch *batch, const struct lc_real *real)

@@ -170,7 +170,7 @@ static struct sum sum_up(const struct rd_rank *me, const struct rd_call *call, b
         wide += (double)values[r] * scale;
         size += fabs((double)values[r] * scale);
     }
-    if (accurate && call->kind == RD_REDUCE_SCATTER)
+    if (accurate && (call->kind == RD_REDUCE_SCATTER || me->n == 2))
         return (struct sum){ narrow, 0 };
     if (wire)
         narrow = round_bf16(narrow);
