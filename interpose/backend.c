@@ -8,6 +8,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <limits.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -112,10 +113,17 @@ static bool bind_rig(void *kernels, void *rig)
     struct lk_host_ops ops = { .enqueue = rig_enqueue,
                                .buffer_use = dlsym(rig, "lcrig_buffer_use") };
 
-    rig_call.enqueue = dlsym(rig, "lcrig_enqueue");
-    if (!set_ops || !rig_call.enqueue)
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards rig_call; the rig only */
+    struct work_call call = { .enqueue = dlsym(rig, "lcrig_enqueue") };
+
+    if (!set_ops || !call.enqueue)
         return false;
-    set_ops(&ops);
+    pthread_mutex_lock(&lock);
+    if (!rig_call.enqueue) { /* else another thread was first, and work may be running */
+        rig_call = call;
+        set_ops(&ops);
+    }
+    pthread_mutex_unlock(&lock);
     return true;
 }
 
