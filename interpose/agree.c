@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "interpose/agree.h"
 
+#include "common/deadline.h"
 #include "common/log.h"
 #include "interpose/control/control.h"
 #include "interpose/process.h"
@@ -38,6 +39,8 @@ struct lc_agree {
     bool withheld; /* the vote could not be given, and will not be */
 
     /* Any thread: 0 (ncclSuccess), then what later calls return; written once. */
+    atomic_int_fast64_t
+        lost_ns; /* 0, then when a peer was first seen to be gone; any thread, written once */
     _Atomic int broken;
     _Atomic bool aborted;
 };
@@ -277,6 +280,16 @@ uint64_t lc_agree_watch(struct lc_agree *agree, struct lc_progress *progress)
     agree->progress = progress;
     lc_room_watch(agree->room, progress);
     return lc_room_id(agree->room);
+}
+
+int64_t lc_agree_lost_for_ms(struct lc_agree *agree)
+{
+    int_fast64_t since = 0;
+    int64_t now = lc_now_ns();
+
+    if (atomic_compare_exchange_strong(&agree->lost_ns, &since, now))
+        since = now;
+    return (now - since) / 1000000;
 }
 
 void lc_agree_free(struct lc_agree *agree)

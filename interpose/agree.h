@@ -70,6 +70,9 @@ ncclResult_t lc_agree_error(const struct lc_agree *agree);
  * the same at every rank of the communicator. NULL is allowed: 0. */
 uint64_t lc_agree_watch(struct lc_agree *agree, struct lc_progress *progress);
 
+/* Milliseconds since the first call of this function, which is made when a peer is seen to be gone. Any thread. */
+int64_t lc_agree_lost_for_ms(struct lc_agree *agree);
+
 void lc_agree_free(struct lc_agree *agree);
 
 #endif

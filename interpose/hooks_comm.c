@@ -198,6 +198,8 @@ LC_EXPORT ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags)
 /* A peer that has gone matters to those who wait for it. Programs end without destroying their communicators, or
  * abort them one rank after the other, and the last ones must not take that for a failure: they get the error with the
  * next call, if they make one. */
+#define LOST_MS 500 /* what a rank has sent before its end may still be on its way */
+
 static ncclResult_t our_error(struct lc_comm *entry)
 {
     struct lc_reducer *reducer = atomic_load_explicit(&entry->reducer, memory_order_acquire);
@@ -205,7 +207,9 @@ static ncclResult_t our_error(struct lc_comm *entry)
 
     if (error == ncclSuccess || lc_agree_own_error(entry->agree) != ncclSuccess)
         return error;
-    return reducer && lc_reducer_busy(reducer) ? error : ncclSuccess;
+    if (!reducer || !lc_reducer_busy(reducer))
+        return ncclSuccess;
+    return lc_agree_lost_for_ms(entry->agree) >= LOST_MS ? error : ncclSuccess;
 }
 
 /* Polled by watchdogs that end the job if it blocks: nothing here may wait. */

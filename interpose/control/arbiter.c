@@ -420,7 +420,8 @@ static int handle(struct client *client, const struct lc_frame *head, const unsi
     return join(client, head->room, &said);
 }
 
-static void drop(struct client *client)
+/* `reason`: -ETIMEDOUT if only the network is in the way; members then go on, for NCCL may have another one. */
+static void drop(struct client *client, int reason)
 {
     struct client **at = &control.clients;
 
@@ -431,7 +432,7 @@ static void drop(struct client *client)
     if (!client->welcome)
         control.n_strangers--;
     while (client->seats)
-        leave(client->seats, -ECONNRESET);
+        leave(client->seats, reason == -ETIMEDOUT ? -ETIMEDOUT : -ECONNRESET);
     lc_conn_close(&client->conn);
     free(client);
 }
@@ -465,7 +466,7 @@ void lc_arbiter_serve(struct client *client, short events)
         err = lc_conn_flush(&client->conn);
     if (err) {
         lc_debug("control connection dropped: %s", strerror(-err));
-        drop(client);
+        drop(client, err);
     }
 }
 
@@ -492,7 +493,7 @@ void lc_arbiter_accept(int fd, bool is_unix)
     struct client *client;
 
     if (control.n_strangers >= LC_STRANGERS)
-        drop(oldest_stranger());
+        drop(oldest_stranger(), -ECONNRESET);
     if (control.n_clients >= control.max_clients) {
         lc_warn_once(
             "more than %u processes share a communicator's agreement, with the limit on open files as it is (ulimit -n): calls of some communicators stay with NCCL",
@@ -534,7 +535,7 @@ void lc_arbiter_expire(void)
     for (struct client *c = control.clients; c; c = next) {
         next = c->next;
         if (!c->welcome && lc_deadline_passed(c->hello_until))
-            drop(c);
+            drop(c, -ECONNRESET);
     }
 }
 

@@ -122,6 +122,10 @@ void lc_member_drop(struct link *link, int reason)
 {
     struct link **at = &control.links;
 
+    if (reason == -ETIMEDOUT)
+        lc_warn(
+            "the process that hosts the agreement can no longer be reached; what has been agreed stays in force");
+
     while (*at != link)
         at = &(*at)->next;
     *at = link->next;
@@ -132,7 +136,7 @@ void lc_member_drop(struct link *link, int reason)
         control.orphans = room;
         if (atomic_load(&room->state) == JOINING)
             atomic_store(&room->state, NEVER);
-        if (!link->closing)
+        if (!link->closing && reason != -ETIMEDOUT)
             set_error(room, NO_RANK, reason);
     }
     lc_conn_close(&link->conn);
@@ -211,6 +215,16 @@ static void take_refusal(struct lc_room *room, const struct lc_cause *cause)
         room->nranks);
 }
 
+static void take_notice(struct lc_room *room, const struct lc_cause *cause)
+{
+    if (cause->reason != -ETIMEDOUT)
+        set_error(room, cause->rank, cause->reason);
+    else if (cause->rank != room->mine.rank)
+        lc_warn(
+            "rank %u can no longer be reached out of band; communication goes on without watching it",
+            cause->rank);
+}
+
 static struct lc_room *find_room(struct link *link, uint32_t id)
 {
     for (struct lc_room *r = link->rooms; r; r = r->next) {
@@ -244,7 +258,7 @@ static int handle(struct link *link, const struct lc_frame *head, const unsigned
     case LC_FRAME_REFUSED: take_refusal(room, &cause); return 0;
     case LC_FRAME_QUERY: lc_hang_asked(room, (uint32_t)number.value); return 0;
     case LC_FRAME_FINDING: return lc_hang_found(room, head, body);
-    case LC_FRAME_NOTICE: set_error(room, cause.rank, cause.reason); return 0;
+    case LC_FRAME_NOTICE: take_notice(room, &cause); return 0;
     case LC_FRAME_COMPLETE:
         room->capabilities = number.value;
         atomic_store(&room->state, COMPLETE);
@@ -317,7 +331,7 @@ void lc_member_serve(struct link *link, short events)
     if (!err && lc_member_idle(link))
         err = -ECONNRESET; /* nobody needs it any more */
     if (err)
-        lc_member_drop(link, err == -EPROTO ? err : -EPIPE);
+        lc_member_drop(link, err == -EPROTO || err == -ETIMEDOUT ? err : -EPIPE);
 }
 
 void lc_member_expire(void)

@@ -155,6 +155,19 @@ int lc_conn_send(struct lc_conn *conn, enum lc_frame_type type, uint32_t room, c
     return 0;
 }
 
+/* A peer that is gone says so at once: its machine closes the connection. Silence is the network's. */
+static int trouble(int error)
+{
+    switch (error) {
+    case ETIMEDOUT:
+    case EHOSTUNREACH:
+    case EHOSTDOWN:
+    case ENETUNREACH:
+    case ENETDOWN: return -ETIMEDOUT;
+    default: return -ECONNRESET;
+    }
+}
+
 int lc_conn_flush(struct lc_conn *conn)
 {
     struct lc_buffer *out = &conn->out;
@@ -170,7 +183,7 @@ int lc_conn_flush(struct lc_conn *conn)
         else if (errno == EAGAIN || errno == EWOULDBLOCK)
             return 0;
         else if (errno != EINTR)
-            return -ECONNRESET;
+            return trouble(errno);
     }
     out->start = out->end = 0;
     return 0;
@@ -254,7 +267,7 @@ int lc_conn_read(struct lc_conn *conn, size_t limit)
     iov = (struct iovec){ in->data + in->end, limit };
     got = recvmsg(conn->fd, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (got < 0)
-        return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? -EAGAIN : -ECONNRESET;
+        return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? -EAGAIN : trouble(errno);
     if (conn->is_unix)
         take_fds(conn, &msg);
     if (got == 0)

@@ -125,7 +125,8 @@ static inline bool lc_conn_wants_write(const struct lc_conn *conn)
     return conn->out.end != conn->out.start;
 }
 
-/* Reads what is there, at most `limit` bytes in the buffer at once. 0, -EAGAIN (nothing new), -ECONNRESET (end). */
+/* Reads what is there, at most `limit` bytes in the buffer at once. 0, -EAGAIN (nothing new), -ECONNRESET (the
+ * peer is gone), -ETIMEDOUT (the network no longer leads to it; as of lc_conn_flush). */
 int lc_conn_read(struct lc_conn *conn, size_t limit);
 
 /* The next whole frame in the buffer: 1 and its head and body (valid until the next read), 0: incomplete (the head
