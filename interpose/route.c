@@ -8,10 +8,17 @@
 #include "interpose/process.h"
 #include "interpose/reduce.h"
 
-/* Room for some elements of every rank, whatever the setting: pieces must not be empty. */
+#define PACKING_ONLY ((size_t)16 << 20)
+
+/* From what all ranks share. A communicator that only packs small tensors makes do with little; there is room for some
+ * elements of every rank, whatever the setting: pieces must not be empty. */
 static size_t scratch_size(int ranks)
 {
-    size_t bytes = lc_process_config()->scratch, least = (size_t)1 << 20;
+    const struct lc_config *config = lc_process_config();
+    size_t bytes = config->scratch, least = (size_t)1 << 20;
+
+    if (config->allreduce_wire == LC_WIRE_DATA && bytes > PACKING_ONLY)
+        bytes = PACKING_ONLY;
 
     if (least < (size_t)ranks * 256)
         least = (size_t)ranks * 256;
