@@ -356,6 +356,121 @@ static void half_captured_group_is_refused(struct rd_rank *me)
     rd_settle(me);
 }
 
+#define TENSORS 3
+
+/* All ranks of a communicator in one thread: every step of one must come before what waits for another. */
+struct clique {
+    ncclComm_t comms[RD_MAX_RANKS];
+    cudaStream_t streams[RD_MAX_RANKS];
+    struct rd_call calls[TENSORS][RD_MAX_RANKS];
+};
+
+static void clique_up(struct rd_rank *me, struct clique *clique)
+{
+    RD_NCCL(ncclCommInitAll(clique->comms, me->n, NULL));
+    for (int r = 0; r < me->n; r++) {
+        RD_CUDA(cudaSetDevice(r));
+        RD_CUDA(cudaStreamCreateWithFlags(&clique->streams[r], cudaStreamNonBlocking));
+        for (int t = 0; t < TENSORS; t++) {
+            clique->calls[t][r] = (struct rd_call){ .kind = t == 2 ? RD_REDUCE_SCATTER
+                                                                   : RD_ALL_REDUCE,
+                                                    .op = t == 1 ? RD_AVG : RD_SUM,
+                                                    .type = ncclFloat32,
+                                                    .count = LARGE / 3 };
+            RD_CUDA(cudaMalloc((void **)&clique->calls[t][r].send, (size_t)LARGE * 4 * 3));
+            RD_CUDA(cudaMalloc((void **)&clique->calls[t][r].recv, (size_t)LARGE * 4));
+        }
+    }
+}
+
+static void clique_down(struct rd_rank *me, struct clique *clique)
+{
+    for (int r = 0; r < me->n; r++) {
+        RD_CUDA(cudaSetDevice(r));
+        RD_NCCL(ncclCommDestroy(clique->comms[r]));
+        RD_CUDA(cudaStreamDestroy(clique->streams[r]));
+        for (int t = 0; t < TENSORS; t++) {
+            RD_CUDA(cudaFree(clique->calls[t][r].send));
+            RD_CUDA(cudaFree(clique->calls[t][r].recv));
+        }
+    }
+    RD_CUDA(cudaSetDevice(me->rank));
+}
+
+static void clique_call(struct rd_rank *me, struct clique *clique, int t, int r)
+{
+    struct rd_call *call = &clique->calls[t][r];
+    ncclRedOp_t op = call->op == RD_AVG ? ncclAvg : ncclSum;
+
+    if (call->kind == RD_ALL_REDUCE)
+        RD_NCCL(ncclAllReduce(call->send, call->recv, call->count, ncclFloat32, op,
+                              clique->comms[r], clique->streams[r]));
+    else
+        RD_NCCL(ncclReduceScatter(call->send, call->recv, call->count, ncclFloat32, op,
+                                  clique->comms[r], clique->streams[r]));
+}
+
+/* True if all results are those of ranks that have agreed; others must be plain ones. */
+static bool clique_round(struct rd_rank *me, struct clique *clique, uint64_t salt)
+{
+    char *host = rd_alloc(&me->host, (size_t)LARGE * 4 * 3);
+    bool wire = true;
+
+    for (int r = 0; r < me->n; r++) {
+        for (int t = 0; t < TENSORS; t++) {
+            struct rd_call *call = &clique->calls[t][r];
+
+            rd_fill(call, me->n, r, salt + (uint64_t)t, host);
+            RD_CUDA(cudaMemcpyAsync(call->send, host, rd_send_count(call, me->n) * 4,
+                                    cudaMemcpyHostToDevice, clique->streams[r]));
+            RD_CUDA(cudaStreamSynchronize(clique->streams[r]));
+        }
+    }
+    RD_NCCL(ncclGroupStart());
+    for (int t = 0; t < TENSORS; t++) {
+        for (int r = 0; r < me->n; r++)
+            clique_call(me, clique, t, r);
+    }
+    RD_NCCL(ncclGroupEnd());
+    for (int r = 0; r < me->n; r++) {
+        struct rd_rank as = *me;
+
+        as.comms[0].rank = r;
+        for (int t = 0; t < TENSORS; t++) {
+            struct rd_call *call = &clique->calls[t][r];
+
+            RD_CUDA(cudaMemcpyAsync(host, call->recv, call->count * 4, cudaMemcpyDeviceToHost,
+                                    clique->streams[r]));
+            RD_CUDA(cudaStreamSynchronize(clique->streams[r]));
+            if (rd_matches(&as, call, salt + (uint64_t)t, host, true, false))
+                continue;
+            (void)rd_matches(&as, call, salt + (uint64_t)t, host, false, true);
+            wire = false; /* the ranks agree from some call of a group on */
+        }
+    }
+    me->host.used = 0;
+    return wire;
+}
+
+static void ranks_of_one_thread_go_together(struct rd_rank *me)
+{
+    struct clique clique = { 0 };
+    int agreed = 0;
+
+    if (!me->rig || me->threads || me->rank != 0 || me->n > 3)
+        return;
+    clique_up(me, &clique);
+    for (uint64_t round = 0; round < 256 && agreed < 4; round++) {
+        bool wire = clique_round(me, &clique, 1000 + round * TENSORS);
+
+        CHECK(wire || agreed == 0);
+        agreed += wire;
+        usleep(agreed ? 0 : 2000);
+    }
+    CHECK(agreed == 4);
+    clique_down(me, &clique);
+}
+
 void rd_cases(struct rd_rank *me, const char *only)
 {
     static const struct {
@@ -372,6 +487,7 @@ void rd_cases(struct rd_rank *me, const char *only)
         CASE(half_captured_group_is_refused),
         CASE(simulated_group_did_not_happen),
         CASE(large_groups),
+        CASE(ranks_of_one_thread_go_together),
     };
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
