@@ -93,6 +93,7 @@ static void first_use_is_captured(struct rd_rank *me)
     cudaGraphExec_t first, second;
 
     make_comm(me);
+    usleep(50000); /* all ranks are there: what is not set up now is so for the capture's sake */
     early = sum_of(me, RD_NEW_COMM, LARGE);
     late = sum_of(me, RD_NEW_COMM, LARGE);
     first = capture_one(me, &early, cudaStreamCaptureModeThreadLocal, me->streams[0]);
@@ -356,6 +357,33 @@ static void half_captured_group_is_refused(struct rd_rank *me)
     rd_settle(me);
 }
 
+/* A collective of nothing on a stream outside of the graph. */
+static void nothing_joins_no_stream(struct rd_rank *me)
+{
+    struct rd_call calls[2] = { sum_of(me, 0, 3000), sum_of(me, 0, 3000) };
+    uint64_t salts[2];
+    cudaGraphExec_t exec;
+    cudaGraph_t graph;
+
+    RD_CUDA(cudaStreamBeginCapture(me->streams[0], cudaStreamCaptureModeRelaxed));
+    RD_NCCL(ncclGroupStart());
+    for (int i = 0; i < 2; i++)
+        rd_issue(me, &calls[i], me->streams[0]);
+    RD_NCCL(ncclAllReduce(calls[1].send, calls[1].recv, 0, ncclFloat32, ncclSum,
+                          me->comms[0].handle, me->streams[1]));
+    RD_NCCL(ncclGroupEnd());
+    RD_CUDA(cudaStreamEndCapture(me->streams[0], &graph));
+    RD_CUDA(cudaGraphInstantiateWithFlags(&exec, graph, 0));
+    RD_CUDA(cudaGraphDestroy(graph));
+    for (int i = 0; i < 2; i++)
+        salts[i] = rd_put(me, &calls[i], me->streams[1]);
+    RD_CUDA(cudaGraphLaunch(exec, me->streams[1]));
+    for (int i = 0; i < 2; i++)
+        rd_take(me, &calls[i], salts[i], me->streams[1]);
+    rd_settle(me);
+    RD_CUDA(cudaGraphExecDestroy(exec));
+}
+
 #define TENSORS 3
 
 /* All ranks of a communicator in one thread: every step of one must come before what waits for another. */
@@ -485,6 +513,7 @@ void rd_cases(struct rd_rank *me, const char *only)
         CASE(streams_come_and_go),
         CASE(failed_group_leaves_no_trace),
         CASE(half_captured_group_is_refused),
+        CASE(nothing_joins_no_stream),
         CASE(simulated_group_did_not_happen),
         CASE(large_groups),
         CASE(ranks_of_one_thread_go_together),

@@ -48,16 +48,19 @@ static void add_op(struct batch *batch, const struct rig_op *op)
 {
     struct launch *launch = find_launch(batch, op->comm);
     struct rig_plan *plan = launch->plan;
+    bool works = op->count > 0 || rig_op_is_p2p(op);
     size_t i;
 
     plan->ops = rig_grow(plan->ops, plan->count, &launch->plan_room, sizeof(*plan->ops));
     plan->ops[plan->count++] = *op;
-    launch->works |= op->count > 0 || rig_op_is_p2p(op);
+    if (works && !launch->works)
+        launch->streams_count = 0; /* NCCL forgets collectives of nothing, their streams too */
+    launch->works |= works;
     for (i = 0; i < launch->streams_count; i++)
         if (launch->streams[i] == op->stream)
             return;
-    if (launch->streams_count > 0 && op->count == 0 && !rig_op_is_p2p(op))
-        return; /* NCCL forgets a collective of nothing, its stream too */
+    if (launch->streams_count > 0 && !works)
+        return;
     launch->streams = rig_grow(launch->streams, launch->streams_count, &launch->streams_room,
                                sizeof(cudaStream_t));
     launch->streams[launch->streams_count++] = op->stream;
