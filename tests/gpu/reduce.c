@@ -14,7 +14,8 @@
 #define USAGE                                                                     \
     "usage: reduce [--ranks N] [--threads] [--seed N] [--seconds S] [--limit S] " \
     "[--only CASE] [--streams default|thread]\n"
-#define ARENA ((size_t)160 << 20)
+#define ARENA       ((size_t)160 << 20)
+#define SOAK_FACTOR 15
 
 struct options {
     int ranks, limit_s;
@@ -173,6 +174,11 @@ int main(int argc, char **argv)
     if (!parse(argc, argv, &options)) {
         fputs(USAGE, stderr);
         return 2;
+    }
+    if (getenv("LCTEST_SOAK")) { /* tests/run --soak */
+        options.seconds *= SOAK_FACTOR;
+        options.limit_s *= SOAK_FACTOR;
+        options.seed = (uint64_t)getpid() * 1000;
     }
     options.shared = mmap(NULL, sizeof(*options.shared), PROT_READ | PROT_WRITE,
                           MAP_SHARED | MAP_ANONYMOUS, -1, 0);
