@@ -20,6 +20,7 @@ enum lc_cli_exit {
 /* The subcommands; argv[0] is the subcommand's name. They return the exit code. */
 int lc_cli_run(int argc, char **argv);
 int lc_cli_config(int argc, char **argv);
+int lc_cli_report(int argc, char **argv);
 int lc_cli_doctor(int argc, char **argv);
 
 /* One line "loongcomm: ..." on standard error; returns LC_CLI_USAGE. */

@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "common/cleanup.h"
+#include "interpose/cli/cli.h"
+#include "interpose/cli/job.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define FILES_MAX 262144
+#define FILE_MAX  ((size_t)4 << 20)
+
+static const char help[] =
+    "usage: loongcomm report DIR [--json]\n"
+    "\n"
+    "Merges what the processes of a job left in the folder that LOONGCOMM_DIR named: exit reports\n"
+    "(LOONGCOMM_REPORT=json) and hang reports. For each communicator: who had not arrived on which\n"
+    "operation, ranks that called something else than others, the last operation of each rank, and\n"
+    "calls and bytes summed over all ranks.\n"
+    "\n"
+    "exit codes: 0 nothing is wrong, 1 a rank lagged or differed, or a file is no whole report,\n"
+    "2 wrong usage.\n";
+
+/* 0, -ELOOP for a link, -EFBIG, -EINVAL for what is no plain file, or another error. */
+static int read_whole(int folder, const char *name, char *text)
+{
+    int fd = openat(folder, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
+    struct stat st;
+    size_t have = 0;
+    ssize_t got = 1;
+    int err = 0;
+
+    if (fd < 0)
+        return -errno;
+    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode))
+        err = -EINVAL;
+    while (!err && got != 0 && have <= FILE_MAX) {
+        got = read(fd, text + have, FILE_MAX + 1 - have);
+        if (got < 0 && errno != EINTR)
+            err = -errno;
+        if (got > 0)
+            have += (size_t)got;
+    }
+    close(fd);
+    if (!err && have > FILE_MAX)
+        err = -EFBIG;
+    if (!err && memchr(text, '\0', have))
+        err = -EILSEQ;
+    text[err ? 0 : have] = '\0';
+    return err;
+}
+
+static const char *why(int err)
+{
+    switch (err) {
+    case -ELOOP: return "it is a link";
+    case -EFBIG: return "it is larger than 4 MiB";
+    case -EINVAL: return "it is no whole report of this version";
+    case -EILSEQ: return "it is no text";
+    default: return strerror(-err);
+    }
+}
+
+static bool is_report(const char *name)
+{
+    size_t length = strlen(name);
+
+    return strncmp(name, "loongcomm-", 10) == 0 && length > 15 &&
+           strcmp(name + length - 5, ".json") == 0;
+}
+
+static void say_bad(const char *name, int err, size_t bad)
+{
+    char safe[128];
+    size_t i = 0;
+
+    for (; name[i] && i + 1 < sizeof(safe); i++)
+        safe[i] = (unsigned char)name[i] < ' ' || name[i] == 0x7f ? '?' : name[i];
+    safe[i] = '\0';
+    if (bad <= 10)
+        lc_cli_say("%s is left out: %s", safe, why(err));
+    else if (bad == 11)
+        lc_cli_say("and more files");
+}
+
+static int read_folder(DIR *dir, struct lc_job *job, size_t *bad)
+{
+    lc_autofree char *text = malloc(FILE_MAX + 2);
+    struct dirent *entry;
+    size_t files = 0;
+
+    if (!text)
+        return -ENOMEM;
+    while (files < FILES_MAX && (entry = readdir(dir))) {
+        int err;
+
+        if (!is_report(entry->d_name))
+            continue;
+        files++;
+        err = read_whole(dirfd(dir), entry->d_name, text);
+        if (!err)
+            err = lc_job_add(job, text);
+        if (err)
+            say_bad(entry->d_name, err, ++*bad);
+    }
+    job->full |= files == FILES_MAX;
+    return 0;
+}
+
+static int report(const char *folder, bool json)
+{
+    struct lc_job *job = calloc(1, sizeof(*job));
+    DIR *dir = opendir(folder);
+    size_t bad = 0;
+    bool faults;
+    int err = dir && job ? read_folder(dir, job, &bad) : -errno;
+
+    if (dir)
+        closedir(dir);
+    if (err) {
+        lc_cli_say("cannot read %s: %s", folder, strerror(-err));
+        free(job);
+        return LC_CLI_FINDING;
+    }
+    faults = lc_job_judge(job);
+    if (json)
+        (void)lc_job_print_json(job, bad); /* a failing stream is seen by main() */
+    else if (job->exits + job->hangs)
+        lc_job_print(job);
+    if (!job->exits && !job->hangs)
+        lc_cli_say("no report in %s: jobs write them there with LOONGCOMM_DIR and "
+                   "LOONGCOMM_REPORT=json",
+                   folder);
+    faults |= bad || (!job->exits && !job->hangs);
+    lc_job_free(job);
+    free(job);
+    return faults ? LC_CLI_FINDING : LC_CLI_FINE;
+}
+
+int lc_cli_report(int argc, char **argv)
+{
+    const char *folder = NULL;
+    bool json = false;
+
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            (void)fputs(help, stdout);
+            return LC_CLI_FINE;
+        }
+        if (strcmp(argv[i], "--json") == 0)
+            json = true;
+        else if (argv[i][0] == '-' && argv[i][1])
+            return lc_cli_usage("report: unknown option '%s'", argv[i]);
+        else if (folder)
+            return lc_cli_usage("report: one folder, not two");
+        else
+            folder = argv[i];
+    }
+    if (!folder)
+        return lc_cli_usage("report: which folder? `loongcomm report --help` tells more");
+    return report(folder, json);
+}
