@@ -29,13 +29,22 @@ struct reader {
     struct lc_job_member member;
 };
 
+void lc_job_defuse(char *text)
+{
+    for (; *text; text++) {
+        if ((unsigned char)*text < ' ' || *text == 0x7f)
+            *text = '?';
+    }
+}
+
 static void copy_text(char *out, size_t size, const char *value)
 {
     size_t i = 0;
 
     for (; value[i] && i + 1 < size; i++)
-        out[i] = (unsigned char)value[i] < ' ' || value[i] == 0x7f ? '?' : value[i];
+        out[i] = value[i];
     out[i] = '\0';
+    lc_job_defuse(out);
 }
 #define COPY(field, value) copy_text(field, sizeof(field), value)
 

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define NAMED 16 /* ranks in one line */
+#define NAMED ((size_t)16) /* ranks in one line */
 
 /* "1.5 GiB". */
 static const char *human(uint64_t bytes, char out[16])

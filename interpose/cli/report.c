@@ -77,11 +77,9 @@ static bool is_report(const char *name)
 static void say_bad(const char *name, int err, size_t bad)
 {
     char safe[128];
-    size_t i = 0;
 
-    for (; name[i] && i + 1 < sizeof(safe); i++)
-        safe[i] = (unsigned char)name[i] < ' ' || name[i] == 0x7f ? '?' : name[i];
-    safe[i] = '\0';
+    (void)snprintf(safe, sizeof(safe), "%s", name);
+    lc_job_defuse(safe);
     if (bad <= 10)
         lc_cli_say("%s is left out: %s", safe, why(err));
     else if (bad == 11)
@@ -112,34 +110,41 @@ static int read_folder(DIR *dir, struct lc_job *job, size_t *bad)
     return 0;
 }
 
-static int report(const char *folder, bool json)
+static int show(struct lc_job *job, size_t bad, const char *folder, bool json)
 {
-    struct lc_job *job = calloc(1, sizeof(*job));
-    DIR *dir = opendir(folder);
-    size_t bad = 0;
-    bool faults;
-    int err = dir && job ? read_folder(dir, job, &bad) : -errno;
+    bool any = job->exits || job->hangs;
+    bool faults = lc_job_judge(job) || bad || !any;
 
-    if (dir)
-        closedir(dir);
-    if (err) {
-        lc_cli_say("cannot read %s: %s", folder, strerror(-err));
-        free(job);
-        return LC_CLI_FINDING;
-    }
-    faults = lc_job_judge(job);
     if (json)
         (void)lc_job_print_json(job, bad); /* a failing stream is seen by main() */
-    else if (job->exits + job->hangs)
+    else if (any)
         lc_job_print(job);
-    if (!job->exits && !job->hangs)
+    if (!any)
         lc_cli_say("no report in %s: jobs write them there with LOONGCOMM_DIR and "
                    "LOONGCOMM_REPORT=json",
                    folder);
-    faults |= bad || (!job->exits && !job->hangs);
-    lc_job_free(job);
-    free(job);
     return faults ? LC_CLI_FINDING : LC_CLI_FINE;
+}
+
+static int report(const char *folder, bool json)
+{
+    lc_autofree struct lc_job *job = calloc(1, sizeof(*job));
+    DIR *dir = opendir(folder);
+    int code = LC_CLI_FINDING;
+    size_t bad = 0;
+    int err = -errno;
+
+    if (job && dir)
+        err = read_folder(dir, job, &bad);
+    if (dir)
+        closedir(dir);
+    if (err)
+        lc_cli_say("cannot read %s: %s", folder, strerror(-err));
+    else if (job)
+        code = show(job, bad, folder, json);
+    if (job)
+        lc_job_free(job);
+    return code;
 }
 
 int lc_cli_report(int argc, char **argv)

@@ -11,7 +11,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define NO_RANK UINT32_MAX
+#define ERRNO_MAX 4095
+#define NO_RANK   UINT32_MAX
 
 static void set_error(struct lc_room *room, uint32_t rank, int err)
 {
@@ -258,7 +259,11 @@ static int handle(struct link *link, const struct lc_frame *head, const unsigned
     case LC_FRAME_REFUSED: take_refusal(room, &cause); return 0;
     case LC_FRAME_QUERY: lc_hang_asked(room, (uint32_t)number.value); return 0;
     case LC_FRAME_FINDING: return lc_hang_found(room, head, body);
-    case LC_FRAME_NOTICE: take_notice(room, &cause); return 0;
+    case LC_FRAME_NOTICE:
+        if (cause.reason >= 0 || cause.reason < -ERRNO_MAX)
+            return -EPROTO;
+        take_notice(room, &cause);
+        return 0;
     case LC_FRAME_COMPLETE:
         room->capabilities = number.value;
         atomic_store(&room->state, COMPLETE);

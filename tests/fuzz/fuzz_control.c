@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Whatever comes to the control plane: the first byte chooses who hears the rest.
+ *   0: the arbiter, from two members that said the token
+ *   1: the arbiter, from a stranger
+ *   2: a member, from its arbiter
+ *   3: a ticket in the tail of an id
+ * Frames are made from the input so that the fuzzer need not learn magic and lengths: type, room, then the body; every
+ * tenth or so is passed as it is. No thread runs: the harness makes the turns. */
+#include "interpose/control/control_internal.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static const unsigned char token[LC_KEY_BYTES] = "a token of 16 b";
+
+struct input {
+    const uint8_t *data;
+    size_t size;
+};
+
+static uint8_t take_byte(struct input *in)
+{
+    if (!in->size)
+        return 0;
+    in->size--;
+    return *in->data++;
+}
+
+/* Zeros where the input has ended. */
+static void take(struct input *in, void *out, size_t size)
+{
+    size_t n = size < in->size ? size : in->size;
+
+    memset(out, 0, size);
+    memcpy(out, in->data, n);
+    in->data += n;
+    in->size -= n;
+}
+
+/* The lengths that lc_frame_check knows, found by asking it. */
+static uint32_t least_length(uint16_t type)
+{
+    struct lc_frame head = { .magic = LC_WIRE_MAGIC, .type = type };
+
+    while (head.length < 512 && lc_frame_check(&head) != 0)
+        head.length++;
+    return head.length;
+}
+
+static void write_some(int fd, const void *data, size_t size)
+{
+    ssize_t ignored = send(fd, data, size, MSG_DONTWAIT | MSG_NOSIGNAL);
+
+    (void)ignored;
+}
+
+/* One frame of the input to a socket. `sane` keys and ranks let most of them mean something. */
+static void write_frame(struct input *in, int fd, uint8_t choice)
+{
+    static unsigned char body[2048];
+    struct lc_frame head = { .magic = LC_WIRE_MAGIC };
+    uint32_t extra;
+
+    head.type = choice % (LC_FRAME_TYPES + 1);
+    head.room = take_byte(in) % 4;
+    extra = take_byte(in);
+    head.length = least_length(head.type);
+    if (extra >= 128)
+        head.length += (extra - 128) % (head.type == LC_FRAME_STATE ? LC_RECENT + 1 : 40) *
+                       (head.type == LC_FRAME_STATE ? sizeof(struct lc_note) : 8);
+    take(in, body, head.length);
+    if (head.type == LC_FRAME_JOIN && extra & 1) {
+        struct lc_join *join = (struct lc_join *)body;
+
+        memcpy(join->key, token, sizeof(join->key));
+        join->nranks = join->nranks % 4 + 1;
+        join->record.rank %= 4;
+        join->record.version = 1;
+        join->record.settings_hash = 0;
+        memset(join->record.host, 0, sizeof(join->record.host));
+    }
+    if (head.type == LC_FRAME_STATE && extra & 1)
+        ((struct lc_state *)body)->n = (head.length - sizeof(struct lc_state)) /
+                                       sizeof(struct lc_note);
+    write_some(fd, &head, sizeof(head));
+    write_some(fd, body, head.length);
+}
+
+static void drain(int fd)
+{
+    char sink[4096];
+
+    while (recv(fd, sink, sizeof(sink), MSG_DONTWAIT) > 0)
+        continue;
+}
+
+static void pair_up(int fds[2])
+{
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) != 0)
+        abort();
+}
+
+static void turn(void)
+{
+    for (struct client *c = control.clients, *next; c; c = next) {
+        next = c->next;
+        lc_arbiter_serve(c, POLLIN);
+    }
+    for (struct link *l = control.links, *next; l; l = next) {
+        next = l->next;
+        lc_member_serve(l, POLLIN);
+    }
+    lc_finding_expire();
+    lc_hang_look();
+}
+
+static void say_token(int fd)
+{
+    struct lc_frame head = { LC_WIRE_MAGIC, LC_FRAME_HELLO, 0, 0, sizeof(struct lc_hello) };
+    struct lc_hello hello = { .version = LC_WIRE_VERSION };
+
+    memcpy(hello.token, token, sizeof(token));
+    write_some(fd, &head, sizeof(head));
+    write_some(fd, &hello, sizeof(hello));
+}
+
+static void hear_members(struct input *in, bool known)
+{
+    int fds[2][2];
+
+    if (!control.hosted && lc_arbiter_open_root(token) != 0)
+        return;
+    for (int i = 0; i < 2; i++) {
+        pair_up(fds[i]);
+        lc_arbiter_accept(fds[i][0], i == 0);
+        if (known)
+            say_token(fds[i][1]);
+    }
+    turn();
+    while (in->size) {
+        uint8_t choice = take_byte(in);
+        int to = fds[choice >> 7][1];
+
+        if ((choice & 0x78) == 0x78) {
+            uint8_t raw[64];
+            size_t n = take_byte(in) % sizeof(raw);
+
+            take(in, raw, n);
+            write_some(to, raw, n);
+        } else {
+            write_frame(in, to, choice & 0x1f);
+        }
+        turn();
+        drain(fds[0][1]);
+        drain(fds[1][1]);
+    }
+    close(fds[0][1]);
+    close(fds[1][1]);
+    while (control.clients)
+        turn();
+}
+
+static void hear_arbiter(struct input *in)
+{
+    static struct lc_progress progress;
+    struct lc_ticket ticket = { .port = 9, .family = 4 };
+    struct lc_record mine = { .version = 1, .rank = 1 };
+    struct link *link = calloc(1, sizeof(*link));
+    struct lc_room *room = NULL;
+    char id[LC_ID_BYTES] = "";
+    int fds[2];
+
+    if (!link)
+        return;
+    pair_up(fds);
+    lc_ticket_write(id, &ticket);
+    lc_conn_init(&link->conn, fds[0], true);
+    link->ticket = ticket;
+    link->connected = true;
+    control.links = link;
+    if (lc_room_join(id, 4, &mine, &room) == 0)
+        lc_room_watch(room, &progress);
+    while (in->size) {
+        write_frame(in, fds[1], take_byte(in) & 0x1f);
+        turn();
+        drain(fds[1]);
+    }
+    if (room) {
+        char blob[64];
+        size_t size;
+        uint32_t who;
+
+        (void)lc_room_look(room, 0, 0, blob, sizeof(blob), &size);
+        (void)lc_room_record(room, 2);
+        (void)lc_room_error(room, &who);
+        lc_room_release(room);
+    }
+    close(fds[1]);
+    while (control.links)
+        turn();
+    while (control.hangs) {
+        struct lc_hang *next = control.hangs->next;
+
+        free(control.hangs);
+        control.hangs = next;
+    }
+    control.n_hangs = 0;
+}
+
+static void ignore_hang(const struct lc_hang *hang)
+{
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct input in = { data, size };
+    struct lc_ticket ticket;
+    char id[LC_ID_BYTES];
+
+    control.running = true; /* no thread is started: this one does its work */
+    control.max_clients = 8;
+    lc_control_watch(1, ignore_hang);
+    switch (take_byte(&in) % 4) {
+    case 0: hear_members(&in, true); break;
+    case 1: hear_members(&in, false); break;
+    case 2: hear_arbiter(&in); break;
+    default:
+        take(&in, id, sizeof(id));
+        if (lc_ticket_read(id, &ticket) == 0)
+            lc_ticket_write(id, &ticket);
+        memcpy(id + 64, "loongcm1", 8);
+        (void)lc_ticket_read(id, &ticket);
+        break;
+    }
+    return 0;
+}
