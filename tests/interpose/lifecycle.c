@@ -301,6 +301,7 @@ static int abort_while_peers_wait(int rank, int n, void *arg)
     return 0;
 }
 
+#if NCCL_VERSION_CODE >= 22807
 static void *revoke_soon(void *comm)
 {
     usleep((unsigned)((uintptr_t)comm / 64 % 4000));
@@ -337,6 +338,7 @@ static int revoked_by_another_thread(int rank, int n, void *arg)
     buffers_down(&b);
     return 0;
 }
+#endif
 
 static int survivors_go_on(int rank, int n, void *arg)
 {
@@ -434,7 +436,9 @@ static const struct nccl_test tests[] = {
     NCCL_TEST(2, not_blocking_stays_with_nccl),
     NCCL_TEST(1, several_in_one_process),
     NCCL_TEST(3, abort_while_peers_wait),
+#if NCCL_VERSION_CODE >= 22807
     NCCL_TEST(2, revoked_by_another_thread),
+#endif
     NCCL_TEST(3, survivors_go_on),
     NCCL_TEST(2, nothing_is_left),
     /* not as threads: they end the process */
