@@ -180,9 +180,11 @@ static ncclResult_t decide(struct lc_agree *agree)
     enum lc_verdict verdict = LC_VERDICT_SKIP;
     int err = lc_room_decide(agree->room, agree->count, &verdict);
 
-    if (err && atomic_load(&agree->aborted))
-        return ncclSuccess; /* meanwhile, by another thread */
     if (err) {
+        if (atomic_load(
+                &agree
+                     ->aborted)) /* meanwhile, by another thread: peers may have committed all the same */
+            return ncclRemoteError;
         lc_error("rank %d: the agreement of its communicator is lost (%s)", agree->rank,
                  strerror(-err));
         lc_agree_break(agree, ncclRemoteError);
@@ -206,9 +208,9 @@ ncclResult_t lc_agree_next(struct lc_agree *agree, bool ready, bool *committed)
         return result; /* a peer may have made a call that this rank has not: no later one would match */
     agree->count++;
     epoch = lc_is_epoch(agree->count);
-    if (atomic_load(&agree->aborted))
-        return ncclSuccess; /* NCCL has its own answer to that */
-    if (!agree->voted && !agree->withheld && ready) {
+    /* An abort changes nothing of what has been agreed: NCCL may still take calls of the aborting communicator for a
+     * moment, and peers that know nothing yet make the same ones. It only ends voting. */
+    if (!agree->voted && !agree->withheld && ready && !atomic_load(&agree->aborted)) {
         agree->from = lc_next_epoch(before);
         agree->voted = lc_room_vote(agree->room, agree->from) == 0;
         agree->withheld = !agree->voted;

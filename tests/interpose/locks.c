@@ -10,7 +10,10 @@
 #include <pthread.h>
 #include <string.h>
 
-static unsigned long calls;
+/* Of the thread that makes the calls: the library has one of its own that may lock as it likes. Initial-exec, so that
+ * counting does not allocate. */
+static _Thread_local unsigned long locks __attribute__((tls_model("initial-exec")));
+static _Thread_local unsigned long allocations __attribute__((tls_model("initial-exec")));
 
 /* The address of libc's own. */
 static void *next(const char *name)
@@ -21,14 +24,14 @@ static void *next(const char *name)
     return addr;
 }
 
-#define COUNTED(name, params, args)                      \
-    int name params                                      \
-    {                                                    \
-        static int(*real) params;                        \
-        if (!real)                                       \
-            *(void **)&real = next(#name);               \
-        __atomic_fetch_add(&calls, 1, __ATOMIC_RELAXED); \
-        return real args;                                \
+#define COUNTED(name, params, args)        \
+    int name params                        \
+    {                                      \
+        static int(*real) params;          \
+        if (!real)                         \
+            *(void **)&real = next(#name); \
+        locks++;                           \
+        return real args;                  \
     }
 COUNTED(pthread_mutex_lock, (pthread_mutex_t * lock), (lock))
 COUNTED(pthread_mutex_trylock, (pthread_mutex_t * lock), (lock))
@@ -46,19 +49,14 @@ extern void *__libc_calloc(size_t count, size_t size);
 
 void *malloc(size_t size)
 {
-    __atomic_fetch_add(&calls, 1, __ATOMIC_RELAXED);
+    allocations++;
     return __libc_malloc(size);
 }
 
 void *calloc(size_t count, size_t size)
 {
-    __atomic_fetch_add(&calls, 1, __ATOMIC_RELAXED);
+    allocations++;
     return __libc_calloc(count, size);
-}
-
-static unsigned long counted(void)
-{
-    return __atomic_exchange_n(&calls, 0, __ATOMIC_RELAXED);
 }
 
 static void every_operation(ncclComm_t comm, char *buf)
@@ -81,16 +79,30 @@ static void every_operation(ncclComm_t comm, char *buf)
     ncclCommGetAsyncError(comm, &error);
 }
 
-int main(void)
+static void check(ncclComm_t comm)
 {
     char buf[64];
-    int in_use;
 
-    (void)counted();
-    every_operation((ncclComm_t)&in_use, buf); /* settings, resolving, adoption */
-    CHECK(counted() > 0); /* or the counting does not work, or the library is not there */
+    every_operation(comm, buf);     /* settings, resolving, making or adopting the communicator */
+    CHECK(locks + allocations > 0); /* or the counting does not work, or the library is not there */
+    locks = allocations = 0;
     for (int i = 0; i < 1000; i++)
-        every_operation((ncclComm_t)&in_use, buf);
-    printf("locks and allocations: %lu\n", counted());
+        every_operation(comm, buf);
+    printf("locks %lu, allocations %lu\n", locks, allocations);
+    locks = allocations = 0;
+}
+
+/* A communicator without an agreement, then one with. */
+int main(void)
+{
+    int place[2];
+    ncclComm_t agreeing = (ncclComm_t)&place[1]; /* the NCCL that does nothing leaves it as it is */
+    ncclUniqueId id;
+
+    memset(&id, 0, sizeof(id));
+    check((ncclComm_t)&place[0]);
+    CHECK(ncclGetUniqueId(&id) == ncclSuccess &&
+          ncclCommInitRank(&agreeing, 2, id, 0) == ncclSuccess);
+    check(agreeing);
     return 0;
 }
