@@ -29,6 +29,12 @@ ncclResult_t lc_call_missing(const struct lc_real *real, const char *name, unsig
 bool lc_call_enter(struct lc_op *op, const struct lc_real *real);
 ncclResult_t lc_call_leave(struct lc_op *op, ncclResult_t result);
 
+/* A whole operation: `nccl` is NCCL's own call with the program's arguments, made unless the operation is settled without
+ * it. `real` stands where it is used. */
+#define LC_CALL(op, nccl)                                                                   \
+    (lc_call_enter(&(op), real) ? lc_call_leave(&(op), (op).settled ? (op).result : (nccl)) \
+                                : (nccl))
+
 /* The same for all other functions: keeps calls that NCCL makes inside this one from being counted.
  * True if this call was the program's own. */
 static inline bool lc_call_enter_other(void)

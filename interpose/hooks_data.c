@@ -18,12 +18,8 @@ LC_EXPORT ncclResult_t ncclAllReduce(const void *sendbuff, void *recvbuff, size_
                           .handle = comm,
                           .stream = stream };
 
-    if (!lc_call_enter(&call, real))
-        return real->ncclAllReduce(sendbuff, recvbuff, count, datatype, op, comm, stream);
-    if (call.settled)
-        return lc_call_leave(&call, call.result);
-    return lc_call_leave(
-        &call, real->ncclAllReduce(sendbuff, recvbuff, count, datatype, op, comm, stream));
+    return LC_CALL(call,
+                   real->ncclAllReduce(sendbuff, recvbuff, count, datatype, op, comm, stream));
 }
 
 LC_EXPORT ncclResult_t ncclReduceScatter(const void *sendbuff, void *recvbuff, size_t recvcount,
@@ -41,12 +37,8 @@ LC_EXPORT ncclResult_t ncclReduceScatter(const void *sendbuff, void *recvbuff, s
                           .handle = comm,
                           .stream = stream };
 
-    if (!lc_call_enter(&call, real))
-        return real->ncclReduceScatter(sendbuff, recvbuff, recvcount, datatype, op, comm, stream);
-    if (call.settled)
-        return lc_call_leave(&call, call.result);
-    return lc_call_leave(
-        &call, real->ncclReduceScatter(sendbuff, recvbuff, recvcount, datatype, op, comm, stream));
+    return LC_CALL(
+        call, real->ncclReduceScatter(sendbuff, recvbuff, recvcount, datatype, op, comm, stream));
 }
 
 LC_EXPORT ncclResult_t ncclAllGather(const void *sendbuff, void *recvbuff, size_t sendcount,
@@ -62,12 +54,8 @@ LC_EXPORT ncclResult_t ncclAllGather(const void *sendbuff, void *recvbuff, size_
                           .handle = comm,
                           .stream = stream };
 
-    if (!lc_call_enter(&call, real))
-        return real->ncclAllGather(sendbuff, recvbuff, sendcount, datatype, comm, stream);
-    if (call.settled)
-        return lc_call_leave(&call, call.result);
-    return lc_call_leave(
-        &call, real->ncclAllGather(sendbuff, recvbuff, sendcount, datatype, comm, stream));
+    return LC_CALL(call,
+                   real->ncclAllGather(sendbuff, recvbuff, sendcount, datatype, comm, stream));
 }
 
 LC_EXPORT ncclResult_t ncclAlltoAll(const void *sendbuff, void *recvbuff, size_t count,
@@ -83,12 +71,7 @@ LC_EXPORT ncclResult_t ncclAlltoAll(const void *sendbuff, void *recvbuff, size_t
                           .handle = comm,
                           .stream = stream };
 
-    if (!lc_call_enter(&call, real))
-        return real->ncclAlltoAll(sendbuff, recvbuff, count, datatype, comm, stream);
-    if (call.settled)
-        return lc_call_leave(&call, call.result);
-    return lc_call_leave(&call,
-                         real->ncclAlltoAll(sendbuff, recvbuff, count, datatype, comm, stream));
+    return LC_CALL(call, real->ncclAlltoAll(sendbuff, recvbuff, count, datatype, comm, stream));
 }
 
 LC_EXPORT ncclResult_t ncclBroadcast(const void *sendbuff, void *recvbuff, size_t count,
@@ -105,12 +88,8 @@ LC_EXPORT ncclResult_t ncclBroadcast(const void *sendbuff, void *recvbuff, size_
                           .handle = comm,
                           .stream = stream };
 
-    if (!lc_call_enter(&call, real))
-        return real->ncclBroadcast(sendbuff, recvbuff, count, datatype, root, comm, stream);
-    if (call.settled)
-        return lc_call_leave(&call, call.result);
-    return lc_call_leave(
-        &call, real->ncclBroadcast(sendbuff, recvbuff, count, datatype, root, comm, stream));
+    return LC_CALL(call,
+                   real->ncclBroadcast(sendbuff, recvbuff, count, datatype, root, comm, stream));
 }
 
 LC_EXPORT ncclResult_t ncclBcast(void *buff, size_t count, ncclDataType_t datatype, int root,
@@ -126,11 +105,7 @@ LC_EXPORT ncclResult_t ncclBcast(void *buff, size_t count, ncclDataType_t dataty
                           .handle = comm,
                           .stream = stream };
 
-    if (!lc_call_enter(&call, real))
-        return real->ncclBcast(buff, count, datatype, root, comm, stream);
-    if (call.settled)
-        return lc_call_leave(&call, call.result);
-    return lc_call_leave(&call, real->ncclBcast(buff, count, datatype, root, comm, stream));
+    return LC_CALL(call, real->ncclBcast(buff, count, datatype, root, comm, stream));
 }
 
 LC_EXPORT ncclResult_t ncclReduce(const void *sendbuff, void *recvbuff, size_t count,
@@ -148,12 +123,8 @@ LC_EXPORT ncclResult_t ncclReduce(const void *sendbuff, void *recvbuff, size_t c
                           .handle = comm,
                           .stream = stream };
 
-    if (!lc_call_enter(&call, real))
-        return real->ncclReduce(sendbuff, recvbuff, count, datatype, op, root, comm, stream);
-    if (call.settled)
-        return lc_call_leave(&call, call.result);
-    return lc_call_leave(
-        &call, real->ncclReduce(sendbuff, recvbuff, count, datatype, op, root, comm, stream));
+    return LC_CALL(call,
+                   real->ncclReduce(sendbuff, recvbuff, count, datatype, op, root, comm, stream));
 }
 
 LC_EXPORT ncclResult_t ncclGather(const void *sendbuff, void *recvbuff, size_t count,
@@ -170,12 +141,7 @@ LC_EXPORT ncclResult_t ncclGather(const void *sendbuff, void *recvbuff, size_t c
                           .handle = comm,
                           .stream = stream };
 
-    if (!lc_call_enter(&call, real))
-        return real->ncclGather(sendbuff, recvbuff, count, datatype, root, comm, stream);
-    if (call.settled)
-        return lc_call_leave(&call, call.result);
-    return lc_call_leave(&call,
-                         real->ncclGather(sendbuff, recvbuff, count, datatype, root, comm, stream));
+    return LC_CALL(call, real->ncclGather(sendbuff, recvbuff, count, datatype, root, comm, stream));
 }
 
 LC_EXPORT ncclResult_t ncclScatter(const void *sendbuff, void *recvbuff, size_t count,
@@ -192,12 +158,8 @@ LC_EXPORT ncclResult_t ncclScatter(const void *sendbuff, void *recvbuff, size_t 
                           .handle = comm,
                           .stream = stream };
 
-    if (!lc_call_enter(&call, real))
-        return real->ncclScatter(sendbuff, recvbuff, count, datatype, root, comm, stream);
-    if (call.settled)
-        return lc_call_leave(&call, call.result);
-    return lc_call_leave(
-        &call, real->ncclScatter(sendbuff, recvbuff, count, datatype, root, comm, stream));
+    return LC_CALL(call,
+                   real->ncclScatter(sendbuff, recvbuff, count, datatype, root, comm, stream));
 }
 
 LC_EXPORT ncclResult_t ncclSend(const void *sendbuff, size_t count, ncclDataType_t datatype,
@@ -212,11 +174,7 @@ LC_EXPORT ncclResult_t ncclSend(const void *sendbuff, size_t count, ncclDataType
                           .handle = comm,
                           .stream = stream };
 
-    if (!lc_call_enter(&call, real))
-        return real->ncclSend(sendbuff, count, datatype, peer, comm, stream);
-    if (call.settled)
-        return lc_call_leave(&call, call.result);
-    return lc_call_leave(&call, real->ncclSend(sendbuff, count, datatype, peer, comm, stream));
+    return LC_CALL(call, real->ncclSend(sendbuff, count, datatype, peer, comm, stream));
 }
 
 LC_EXPORT ncclResult_t ncclRecv(void *recvbuff, size_t count, ncclDataType_t datatype, int peer,
@@ -231,9 +189,5 @@ LC_EXPORT ncclResult_t ncclRecv(void *recvbuff, size_t count, ncclDataType_t dat
                           .handle = comm,
                           .stream = stream };
 
-    if (!lc_call_enter(&call, real))
-        return real->ncclRecv(recvbuff, count, datatype, peer, comm, stream);
-    if (call.settled)
-        return lc_call_leave(&call, call.result);
-    return lc_call_leave(&call, real->ncclRecv(recvbuff, count, datatype, peer, comm, stream));
+    return LC_CALL(call, real->ncclRecv(recvbuff, count, datatype, peer, comm, stream));
 }
