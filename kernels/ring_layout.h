@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Where everything lies in a segment and in the private state, and which tile of a call is whose: the one definition for
+ * the CUDA kernels, their host twin, the tests and the model. Compiled by gcc and by nvcc.
+ *
+ * Tile space of a call. The list's tensors lie one behind another, each beginning at a multiple of LK_PACK_BYTES of the
+ * wire's type, padded with zero bits. The space is cut into tiles of equal size, a multiple of LK_GRANULE, of which the
+ * last may be shorter. All-reduce: tile t belongs to rank t % ranks and is that rank's tile t / ranks. Reduce-scatter:
+ * every rank has a space of its own parts, all of one size. A rank's tile k travels in channel k % channels.
+ */
+#ifndef LK_RING_LAYOUT_H
+#define LK_RING_LAYOUT_H
+
+#include "kernels/rings.h"
+#include "kernels/value_internal.h"
+
+#define LK_PACK_BYTES 16u  /* a pack belongs to one tensor and to one lane */
+#define LK_WORD_BLOCK 128u /* the words of one unit, on a cache line of their own */
+
+enum lk_leg {
+    LK_SCATTER,
+    LK_GATHER,
+    LK_LEGS,
+};
+
+/* Front of a segment. `nonce` belongs to whoever sets up the mapping (LK_NONCE_OFFSET: word p is written by rank p); the
+ * kernels leave it alone. `doorbell` is the host twin's: futex that a rank sleeps on. */
+#define LK_NONCE_OFFSET    0u
+#define LK_DOORBELL_OFFSET 2048u
+#define LK_HEADER_BYTES    4096u
+
+LK_INLINE size_t lk_units(const struct lk_ring_shape *s)
+{
+    return (size_t)LK_LEGS * s->ranks * s->channels;
+}
+
+/* Unit of leg `leg` between the segment's owner and `peer`. */
+LK_INLINE size_t lk_unit(const struct lk_ring_shape *s, uint32_t leg, uint32_t peer,
+                         uint32_t channel)
+{
+    return ((size_t)leg * s->ranks + peer) * s->channels + channel;
+}
+
+/* Slot words of what `src` sends to the owner; word i is slot i's. */
+LK_INLINE size_t lk_words_offset(const struct lk_ring_shape *s, uint32_t leg, uint32_t src,
+                                 uint32_t channel)
+{
+    return LK_HEADER_BYTES + lk_unit(s, leg, src, channel) * LK_WORD_BLOCK;
+}
+
+/* Credit of what the owner sends to `dst`, written by dst. */
+LK_INLINE size_t lk_credit_offset(const struct lk_ring_shape *s, uint32_t leg, uint32_t dst,
+                                  uint32_t channel)
+{
+    return LK_HEADER_BYTES + (lk_units(s) + lk_unit(s, leg, dst, channel)) * LK_WORD_BLOCK;
+}
+
+/* Lines that `src` sends to the owner in calls of one parity: 8 bytes for every 4 of data. */
+LK_INLINE size_t lk_lines_offset(const struct lk_ring_shape *s, uint32_t parity, uint32_t src)
+{
+    return LK_HEADER_BYTES + 2 * lk_units(s) * LK_WORD_BLOCK +
+           ((size_t)parity * s->ranks + src) * 2 * s->line_bytes;
+}
+
+LK_INLINE size_t lk_slot_offset(const struct lk_ring_shape *s, uint32_t leg, uint32_t src,
+                                uint32_t channel, uint32_t slot)
+{
+    size_t lines_end = lk_lines_offset(s, 1, s->ranks - 1) + 2 * (size_t)s->line_bytes;
+    size_t begin = (lines_end + LK_SLOT_BYTES - 1) / LK_SLOT_BYTES * LK_SLOT_BYTES;
+
+    return begin + (lk_unit(s, leg, src, channel) * s->slots + slot) * LK_SLOT_BYTES;
+}
+
+/* ---- private state: counts, then `sent` and `taken` of every unit, both uint64_t ----
+ * lines: one-shot calls that have ended; lines_done: CTAs of the running one that have ended. */
+struct lk_ring_state {
+    struct lk_ring_counts counts;
+    uint64_t lines;
+    uint32_t lines_done;
+    uint32_t pad;
+};
+#define LK_STATE_HEADER 128u
+
+LK_INLINE size_t lk_sent_offset(const struct lk_ring_shape *s, uint32_t leg, uint32_t dst,
+                                uint32_t channel)
+{
+    return LK_STATE_HEADER + lk_unit(s, leg, dst, channel) * 8;
+}
+
+LK_INLINE size_t lk_taken_offset(const struct lk_ring_shape *s, uint32_t leg, uint32_t src,
+                                 uint32_t channel)
+{
+    return LK_STATE_HEADER + (lk_units(s) + lk_unit(s, leg, src, channel)) * 8;
+}
+
+/* ---- tiles ---- */
+
+/* Granules of a tile: as few as spread the space over all units, at most a slot. `granules`: of the whole space of an
+ * all-reduce, or `ranks` times one part's of a reduce-scatter. */
+LK_INLINE uint32_t lk_tile_granules(const struct lk_ring_shape *s, uint64_t granules)
+{
+    uint64_t units = (uint64_t)s->ranks * s->channels;
+    uint64_t tile = (granules + units - 1) / units;
+
+    return tile < 1 ? 1 : tile > LK_SLOT_GRANULES ? LK_SLOT_GRANULES : (uint32_t)tile;
+}
+
+/* How many of `tiles` tiles of an all-reduce belong to `rank`. */
+LK_INLINE uint64_t lk_tiles_of(const struct lk_ring_shape *s, uint64_t tiles, uint32_t rank)
+{
+    return tiles / s->ranks + (rank < tiles % s->ranks);
+}
+
+/* How many of a rank's `tiles` tiles travel in `channel`. */
+LK_INLINE uint64_t lk_tiles_in(const struct lk_ring_shape *s, uint64_t tiles, uint32_t channel)
+{
+    return tiles / s->channels + (channel < tiles % s->channels);
+}
+
+LK_INLINE uint64_t lk_slot_word(uint64_t message, uint32_t live)
+{
+    return (uint64_t)live << 32 | (uint32_t)message;
+}
+
+#endif
