@@ -20,7 +20,7 @@ SHOWN_LINES = 60  # of the output of a failed test
 # the budget it is stopped, which is a failure.
 BUDGETS = {
     "unit": 30, "headers": 30, "symbols": 30, "lint": 300, "fuzz": 30, "interpose": 120, "cli": 90, "kernels": 60,
-    "control": 60, "model": 120, "rig": 180, "perf": 120, "pytorch": 300, "gpu": 600,
+    "control": 60, "model": 120, "rig": 180, "perf": 120, "roce": 180, "pytorch": 300, "gpu": 600,
 }
 DEFAULT_BUDGET = 60
 SOAK_FACTOR = 20
