@@ -6,7 +6,7 @@
 #ifndef LC_INTERPOSE_BACKEND_H
 #define LC_INTERPOSE_BACKEND_H
 
-#include "kernels/loongkernels.h"
+#include "kernels/rings.h"
 
 #include <cuda_runtime_api.h>
 #include <stdbool.h>

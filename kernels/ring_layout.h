@@ -55,7 +55,8 @@ LK_INLINE size_t lk_credit_offset(const struct lk_ring_shape *s, uint32_t leg, u
     return LK_HEADER_BYTES + (lk_units(s) + lk_unit(s, leg, dst, channel)) * LK_WORD_BLOCK;
 }
 
-/* Lines that `src` sends to the owner in calls of one parity: 8 bytes for every 4 of data. */
+/* Lines that `src` sends to the owner in calls of one parity: 8 bytes for every 4 of data, which are the low half; the
+ * high half is the call's number (lk_next_lines). */
 LK_INLINE size_t lk_lines_offset(const struct lk_ring_shape *s, uint32_t parity, uint32_t src)
 {
     return LK_HEADER_BYTES + 2 * lk_units(s) * LK_WORD_BLOCK +
@@ -80,6 +81,23 @@ struct lk_ring_state {
     uint32_t pad;
 };
 #define LK_STATE_HEADER 128u
+
+/* Number of the one-shot call after `lines`. Its low 32 bits are the flag of its lines, never 0, and its parity is the
+ * bank: a rank that is in a call has heard from everybody in the one before, so nobody still reads the one before that.
+ * Where flags would be 0 two numbers are left out, so that banks go on taking turns. */
+LK_INLINE uint64_t lk_next_lines(uint64_t lines)
+{
+    return (uint32_t)(lines + 1) ? lines + 1 : lines + 3;
+}
+
+/* True of one call of each parity in 2^24: its senders write every line of the bank, so that none keeps a flag for as
+ * long as 2^32 calls, after which it would be taken for a new one. */
+LK_INLINE int lk_lines_refresh(uint64_t number)
+{
+    uint64_t place = number & 0xffffffU;
+
+    return place == 2 || place == 3;
+}
 
 LK_INLINE size_t lk_sent_offset(const struct lk_ring_shape *s, uint32_t leg, uint32_t dst,
                                 uint32_t channel)

@@ -32,7 +32,8 @@
  *
  * Result. As in loongkernels.h. All ranks get the same bits: the owner of a tile adds the contributions in fp32 in the
  * order of the ranks, scales, rounds once to the wire's type and keeps that rounded value itself. Its own contribution is
- * not rounded to the wire's type before the sum; the others' are.
+ * not rounded to the wire's type before the sum; the others' are. In a one-shot call everybody adds, so there every
+ * contribution is rounded. A NaN result is 0x7fff (16 bits) or 0x7fffffff.
  *
  * After the abort word has been set, calls in flight end early, outputs are undefined and the rings cannot be used again.
  */
@@ -45,7 +46,8 @@
 extern "C" {
 #endif
 
-#define LK_RANKS_MAX     16u
+#define LK_RANKS_MAX     64u
+#define LK_DEVICE_RANKS  16u /* most ranks of libloongkernels.so */
 #define LK_CHANNELS_MAX  128u
 #define LK_SLOTS_MAX     16u
 #define LK_SLOT_BYTES    16384u
@@ -53,8 +55,9 @@ extern "C" {
 #define LK_LINES_MAX     ((size_t)64 << 10) /* most bytes of data of a one-shot call */
 #define LK_SLOT_GRANULES (LK_SLOT_BYTES / LK_GRANULE)
 
-/* Equal on all ranks. ranks 2 .. LK_RANKS_MAX, channels 1 .. LK_CHANNELS_MAX, slots 1 .. LK_SLOTS_MAX. line_bytes: data of
- * the largest one-shot call, a multiple of 16 up to LK_LINES_MAX; 0: no such calls. */
+/* Equal on all ranks. ranks 2 .. LK_RANKS_MAX (CUDA: LK_DEVICE_RANKS), channels 1 .. LK_CHANNELS_MAX, slots
+ * 1 .. LK_SLOTS_MAX. line_bytes: data of the largest one-shot call, a multiple of 16 up to LK_LINES_MAX; 0: no such
+ * calls. */
 struct lk_ring_shape {
     uint32_t ranks;
     uint32_t channels;
@@ -104,7 +107,8 @@ struct lk_buffers {
 /* What is done with the elements. Contribution = pre * element in fp32, rounded to the wire's type where it travels;
  * result = post * sum in fp32, rounded once. wire is the data's type, or LK_BF16 with LK_FP32 data. rounding concerns
  * a bf16 wire with fp32 data only; element i of the tile space (ring_layout.h) draws number rng->offset + i when it is
- * sent and rng->offset + LK_RESULT_DRAWS + i when the result is rounded. */
+ * sent and rng->offset + LK_RESULT_DRAWS + i when the result is rounded. The generator alone may differ between ranks, and
+ * should: ranks with one seed round an element alike, and their errors add up. */
 struct lk_reduction {
     enum lk_type type;
     enum lk_type wire;

@@ -16,6 +16,7 @@
 #endif
 
 #define LK_BF16_NAN 0x7fffU
+#define LK_FP16_NAN 0x7fffU
 #define LK_FP32_NAN 0x7fffffffU
 
 LK_INLINE uint32_t float_bits(float x)
@@ -78,6 +79,21 @@ LK_INLINE uint32_t narrow_bf16(float x, float scale, int stochastic, uint32_t ra
     if ((bits & 0x7fffffffU) > 0x7f800000U)
         return nan_bf16(x);
     return (bits + (stochastic ? random : 0x7fffU + (bits >> 16 & 1U))) >> 16;
+}
+
+/* To nearest even; every NaN becomes 0x7fff. */
+LK_INLINE uint32_t narrow_fp16(float x)
+{
+    uint32_t sign = float_bits(x) >> 16 & 0x8000U;
+    uint32_t bits = float_bits(x) & 0x7fffffffU;
+
+    if (bits > 0x7f800000U)
+        return LK_FP16_NAN;
+    if (bits >= 0x477ff000U) /* nearer to what would be 65536 than to 65504 */
+        return sign | 0x7c00U;
+    if (bits < 0x38800000U) /* zero or denormal: the addition rounds to units of 2^-24 */
+        return sign | (float_bits(bits_float(bits) + 0.5F) - float_bits(0.5F));
+    return sign | (bits - 0x38000000U + 0xfffU + (bits >> 13 & 1U)) >> 13;
 }
 
 /* Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). */

@@ -6,7 +6,7 @@
 #ifndef LC_TESTS_KERNELS_TARGET_H
 #define LC_TESTS_KERNELS_TARGET_H
 
-#include "kernels/loongkernels.h"
+#include "kernels/rings.h"
 
 #include <stdbool.h>
 #include <stddef.h>

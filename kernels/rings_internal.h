@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * From the public calls of rings.h to launches. rings_api.c checks arguments and cuts lists into launches; a backend
+ * (cuda_rings.cu or host_rings.c, one per library) runs each launch.
+ */
+#ifndef LK_RINGS_INTERNAL_H
+#define LK_RINGS_INTERNAL_H
+
+#include "kernels/ring_layout.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum lk_ring_work {
+    LK_WORK_ALL_REDUCE,
+    LK_WORK_REDUCE_SCATTER,
+    LK_WORK_LINES,
+};
+
+/* One tensor or part of one, as it travels by value in the kernel's arguments. Entries lie in the tile space one behind
+ * another: entry i ends where entry i + 1 begins, the last one at head.packs. */
+struct lk_ring_entry {
+    uint64_t in;
+    uint64_t out;
+    uint32_t count; /* elements; of one part of a reduce-scatter */
+    uint32_t first; /* pack of the tile space at which it begins */
+};
+
+/* What the entries of a launch have in common. */
+struct lk_ring_head {
+    struct lk_rings rings;
+    const void *pre_pointer; /* to a scalar of pre_type, read when the launch runs; NULL: pre */
+    const uint64_t *device_offset; /* added to index when the launch runs; NULL: nothing */
+    uint64_t seed;
+    uint64_t index; /* number that the space's first element draws, modulo 2^64 */
+    uint64_t
+        stride; /* reduce-scatter: elements from a rank's part to the next one's; 0: the entry's count */
+    float pre;
+    float post;
+    uint32_t packs; /* of the space; of one part's space of a reduce-scatter */
+    uint32_t tile_granules;
+    uint32_t ctas; /* 1 .. channels */
+    uint16_t n;
+    uint8_t work; /* enum lk_ring_work */
+    uint8_t type; /* enum lk_type, as wire and pre_type */
+    uint8_t wire;
+    uint8_t pre_type;
+    uint8_t rounding; /* LK_STOCHASTIC only with fp32 data and a bf16 wire */
+    uint8_t pad[5];
+};
+
+/* Size classes of the argument block. The largest is what a kernel takes since CUDA 12.1. */
+#define LK_RING_SMALL  ((1024 - sizeof(struct lk_ring_head)) / sizeof(struct lk_ring_entry))
+#define LK_RING_MEDIUM ((4096 - sizeof(struct lk_ring_head)) / sizeof(struct lk_ring_entry))
+#define LK_RING_MAX    ((32764 - sizeof(struct lk_ring_head)) / sizeof(struct lk_ring_entry))
+
+/* Longer tensors become several entries, larger spaces several launches; both are multiples of every pack. */
+#define LK_RING_ELEMENTS (UINT64_C(1) << 31)
+#define LK_RING_PACKS    (UINT64_C(1) << 31)
+
+/* head and the used class of entries are the kernel's argument as they lie here. */
+struct lk_ring_launch {
+    struct lk_ring_head head;
+    struct lk_ring_entry entries[LK_RING_MAX]; /* head.n of them */
+};
+
+LK_INLINE uint32_t lk_pack_elements(uint32_t wire)
+{
+    return wire == LK_FP32 ? LK_PACK_BYTES / 4 : LK_PACK_BYTES / 2;
+}
+
+LK_INLINE uint64_t lk_packs(uint64_t count, uint32_t wire)
+{
+    return count / lk_pack_elements(wire) + (count % lk_pack_elements(wire) != 0);
+}
+
+/* The bits of a type, and what they stand for. */
+LK_INLINE float lk_widen(uint32_t type, uint32_t bits)
+{
+    return type == LK_FP32   ? bits_float(bits)
+           : type == LK_BF16 ? widen_bf16(bits)
+                             : widen_fp16(bits);
+}
+
+/* Rounded once; every NaN becomes the type's own. */
+LK_INLINE uint32_t lk_narrow(uint32_t type, float value, int stochastic, uint32_t random)
+{
+    if (value != value)
+        return type == LK_FP32 ? LK_FP32_NAN : LK_BF16_NAN; /* fp16's has the same bits */
+    if (type == LK_FP32)
+        return float_bits(value);
+    return type == LK_BF16 ? narrow_bf16(value, 1, stochastic, random) : narrow_fp16(value);
+}
+
+/* Of the backend: the most ranks that it serves, at most LK_RANKS_MAX. */
+extern const uint32_t lk_backend_ranks;
+
+/* Of the backend. head.n >= 1 and packs >= 1; all entries have a count. */
+int lk_run_rings(const struct lk_ring_launch *launch, void *stream);
+
+/* Of the CUDA backend: loads its kernels on the current device. 0 or a cudaError_t. */
+int lk_load_rings(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
