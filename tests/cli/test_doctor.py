@@ -176,7 +176,7 @@ with open(%r, "w") as f:
 time.sleep(300)""" % pids)
         begin = time.monotonic()
         findings = self.doctor("--timeout", "3", code=1, PYTHONPATH=site)
-        self.assertLess(time.monotonic() - begin, 30)
+        self.assertLess(time.monotonic() - begin, 100)
         self.assert_finding(findings, "python-timeout", "error", "import torch", "3.0 s")
         with open(pids) as f:
             for pid in map(int, f.read().split()):
@@ -194,11 +194,11 @@ time.sleep(300)""" % pids)
         return False
 
     def test_grandchild_that_keeps_the_pipes_does_not_hold_the_doctor(self):
-        site = self.torch(before="import subprocess; subprocess.Popen(['sleep', '20'], "
+        site = self.torch(before="import subprocess; subprocess.Popen(['sleep', '200'], "
                                  "close_fds=False, start_new_session=True)")
         begin = time.monotonic()
         self.doctor(code=0, PYTHONPATH=site)
-        self.assertLess(time.monotonic() - begin, 18)
+        self.assertLess(time.monotonic() - begin, 100)
 
     def test_import_that_crashes_is_told(self):
         site = self.torch(before="os.kill(os.getpid(), 11)")

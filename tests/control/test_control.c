@@ -41,10 +41,13 @@ static void sleep_ms(int ms)
     (void)poll(NULL, 0, ms);
 }
 
+/* For what takes milliseconds on an idle machine. */
+#define PATIENCE_MS 20000
+
 /* Waits for a condition that other ranks bring about; a test that waits longer has failed. */
 #define WAIT_FOR(cond)                                        \
     do {                                                      \
-        struct lc_deadline until_ = lc_deadline_in_ms(20000); \
+        struct lc_deadline until_ = lc_deadline_in_ms(60000); \
         while (!(cond)) {                                     \
             CHECK(!lc_deadline_passed(until_));               \
             sleep_ms(1);                                      \
@@ -102,7 +105,7 @@ static void run_processes(const char *name, rank_fn *fn, int n)
         pids[r] = fork();
         CHECK(pids[r] >= 0);
         if (pids[r] == 0) {
-            alarm(60);
+            alarm(120);
             fn((uint32_t)r);
             lc_control_fini();
             _exit(0);
@@ -213,7 +216,7 @@ static void other_settings_or_versions_are_named(uint32_t rank)
     lc_room_release(room);
 }
 
-static void a_death_after_the_vote_is_an_error_within_a_second(uint32_t rank)
+static void a_death_after_the_vote_is_an_error_soon(uint32_t rank)
 {
     struct lc_room *room = join(rank, RANKS);
     struct lc_deadline until;
@@ -224,8 +227,8 @@ static void a_death_after_the_vote_is_an_error_within_a_second(uint32_t rank)
     CHECK(lc_room_vote(room, 1) == 0 && lc_room_decide(room, 1, &verdict) == 0);
     meet(0, RANKS);
     if (rank == 1)
-        _exit(0); /* without goodbye */
-    until = lc_deadline_in_ms(1000);
+        _exit(0);                     /* without goodbye */
+    until = lc_deadline_in_ms(10000); /* as a rule a millisecond; the machine may be busy */
     while (!lc_room_error(room, &who))
         CHECK(!lc_deadline_passed(until));
     CHECK(lc_room_error(room, &who) == -ECONNRESET && who == 1);
@@ -435,6 +438,9 @@ static void keep_hang(const struct lc_hang *hang)
     atomic_fetch_add(&hangs, 1);
 }
 
+/* Longer than a busy machine keeps a rank from running: ranks must have made their calls when the first looks. */
+#define WATCH_S 4u
+
 static void call(uint64_t count)
 {
     struct lc_note note = { .count = count, .kind = 3, .type = 7, .peer = -1 };
@@ -447,12 +453,13 @@ static void a_rank_that_lags_is_found_once(uint32_t rank)
 {
     struct lc_room *room;
 
-    lc_control_watch(1, keep_hang);
+    lc_control_watch(WATCH_S, keep_hang);
     room = join(rank, RANKS);
-    lc_room_watch(room, &progress);
     WAIT_FOR(lc_room_complete(room));
     for (int i = 0; i < (rank == 3 ? 38 : 40); i++)
         call((uint64_t)i);
+    meet(2, RANKS); /* nobody is watched before all have called */
+    lc_room_watch(room, &progress);
     WAIT_FOR(atomic_load(&hangs) == 1);
     CHECK(last_hang.kind == LC_HANG_FOUND && last_hang.rank == rank && last_hang.nranks == RANKS);
     CHECK(last_hang.id == lc_room_id(room) && last_hang.mine.collectives == (rank == 3 ? 38 : 40));
@@ -463,7 +470,7 @@ static void a_rank_that_lags_is_found_once(uint32_t rank)
     CHECK(last_hang.finding.awaited.seq == 39 && last_hang.finding.awaited.count == 38);
     CHECK(last_hang.finding.n_differ == 0 && last_hang.finding.n_absent == 0);
     meet(0, RANKS);
-    sleep_ms(2500);
+    sleep_ms(1500 * WATCH_S);
     CHECK(atomic_load(&hangs) == 1);
     meet(1, RANKS);
     call(38);
@@ -478,18 +485,21 @@ static void who_differs_left_or_never_came_is_told_apart(uint32_t rank)
 
     if (rank == 3)
         return; /* without the library */
-    lc_control_watch(1, keep_hang);
+    lc_control_watch(WATCH_S, keep_hang);
     room = join(rank, RANKS);
-    lc_room_watch(room, &progress);
     call(5);
     meet(0, RANKS - 1);
     if (rank == 2) {
-        lc_room_release(room); /* in order, after the first */
+        lc_room_watch(room, &progress); /* for its last words */
+        lc_room_release(room);          /* in order, after the first */
+        meet(2, RANKS - 1);
         meet(1, RANKS - 1);
         return;
     }
     call(rank ? 7 : 6);
     call(8);
+    meet(2, RANKS - 1); /* nobody is watched before all have called */
+    lc_room_watch(room, &progress);
     WAIT_FOR(atomic_load(&hangs) == 1);
     CHECK(last_hang.finding.n_missing == 1 && last_hang.finding.n_absent == 1);
     CHECK(last_hang.missing[0].rank == 2 && last_hang.missing[0].presence == LC_LEFT);
@@ -536,18 +546,18 @@ static void strangers_are_shown_out_and_harm_nobody(uint32_t rank)
         int fd = connect_raw();
 
         CHECK(send(fd, "GET / HTTP/1.0\r\n\r\n", 18, MSG_NOSIGNAL) == 18 &&
-              closed_within(fd, 2000));
+              closed_within(fd, PATIENCE_MS));
         close(fd);
         fd = connect_raw();
         CHECK(send(fd, &head, sizeof(head), MSG_NOSIGNAL) > 0);
-        CHECK(send(fd, &hello, sizeof(hello), MSG_NOSIGNAL) > 0 && closed_within(fd, 2000));
+        CHECK(send(fd, &hello, sizeof(hello), MSG_NOSIGNAL) > 0 && closed_within(fd, PATIENCE_MS));
         close(fd);
         fd = connect_raw();
         head.type = LC_FRAME_JOIN;
         head.length = sizeof(struct lc_join);
         CHECK(send(fd, &head, sizeof(head), MSG_NOSIGNAL) > 0);
         CHECK(send(fd, &(struct lc_join){ 0 }, sizeof(struct lc_join), MSG_NOSIGNAL) > 0 &&
-              closed_within(fd, 2000));
+              closed_within(fd, PATIENCE_MS));
         close(fd);
         fd = connect_raw(); /* a known client that then talks nonsense */
         head.type = LC_FRAME_HELLO;
@@ -559,13 +569,13 @@ static void strangers_are_shown_out_and_harm_nobody(uint32_t rank)
         head.length = 8;
         CHECK(send(fd, &head, sizeof(head), MSG_NOSIGNAL) > 0 &&
               send(fd, "12345678", 8, MSG_NOSIGNAL) > 0);
-        CHECK(closed_within(fd, 2000));
+        CHECK(closed_within(fd, PATIENCE_MS));
         close(fd);
         for (int i = 0; i < LC_STRANGERS + 8; i++)
             silent[i] = connect_raw();
-        CHECK(closed_within(silent[0], 2000)); /* gave way */
-        CHECK(
-            closed_within(silent[LC_STRANGERS + 7], LC_HELLO_MS + 3000)); /* said nothing in time */
+        CHECK(closed_within(silent[0], PATIENCE_MS)); /* gave way */
+        CHECK(closed_within(silent[LC_STRANGERS + 7],
+                            LC_HELLO_MS + PATIENCE_MS)); /* said nothing in time */
     }
     WAIT_FOR(lc_room_complete(room));
     CHECK(lc_room_vote(room, 1) == 0);
@@ -700,7 +710,7 @@ static void without_descriptors_the_thread_sleeps(uint32_t rank)
     CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
     if (rank == 1) {
         say_hello(fd, (unsigned char[LC_KEY_BYTES]){ 0 });
-        CHECK(closed_within(fd, 3000)); /* it was let in at last, and shown out */
+        CHECK(closed_within(fd, PATIENCE_MS)); /* it was let in at last, and shown out */
     }
     meet(2, 2);
     lc_room_release(room);
@@ -807,7 +817,7 @@ int main(int argc, char **argv)
     RUN(a_rank_that_never_votes_keeps_all_with_nccl, RANKS);
     RUN(a_rank_without_the_library_keeps_all_with_nccl, RANKS);
     RUN(other_settings_or_versions_are_named, RANKS);
-    RUN(a_death_after_the_vote_is_an_error_within_a_second, RANKS);
+    RUN(a_death_after_the_vote_is_an_error_soon, RANKS);
     RUN(an_end_before_the_vote_is_no_error, RANKS);
     RUN(an_abort_after_a_death_leaves_other_rooms_alone, RANKS);
     RUN(the_arbiters_death_is_an_error_only_after_a_vote, RANKS);

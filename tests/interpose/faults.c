@@ -20,8 +20,8 @@
 #define SMALL     37
 #define SMALLS    9
 #define CALLS     64
-#define RUN_S     20 /* far beyond the longest wait that is allowed */
-#define ERROR_MS  1000
+#define RUN_S     60 /* far beyond the longest wait that is allowed */
+#define ERROR_MS  10000
 #define NTH_MAX   500
 
 static struct meeting *meeting;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * hang CASE FOLDER: three ranks on the rig with LOONGCOMM_HANG_TIMEOUT=1 and LOONGCOMM_DIR=FOLDER, one of which does not
+ * hang CASE FOLDER: three ranks on the rig with LOONGCOMM_HANG_TIMEOUT=3 and LOONGCOMM_DIR=FOLDER, one of which does not
  * do what the others do. The test that started this looks at what was written. */
 #include "tests/rig/test_nccl.h"
 
@@ -32,7 +32,7 @@ static int hang_files(void)
 
 static void wait_for_files(int count)
 {
-    struct lc_deadline until = lc_deadline_in_ms(8000);
+    struct lc_deadline until = lc_deadline_in_ms(60000);
 
     while (hang_files() < count) {
         CHECK(!lc_deadline_passed(until));
@@ -55,7 +55,7 @@ static void late(int rank, ncclComm_t comm, cudaStream_t stream, float *buffer)
         wait_for_files(N);
     reduce(comm, stream, buffer, COUNT);
     CUDA(cudaStreamSynchronize(stream));
-    for (int i = 0; i < 15; i++) { /* "going on" is seen within a turn of the control thread */
+    for (int i = 0; i < 30; i++) { /* "going on" is seen within a turn of the control thread */
         reduce(comm, stream, buffer, COUNT);
         CUDA(cudaStreamSynchronize(stream));
         usleep(100000);
@@ -93,7 +93,7 @@ static void idle_lines(int rank, ncclComm_t comm, cudaStream_t stream, float *bu
 {
     reduce(comm, stream, buffer, COUNT);
     CUDA(cudaStreamSynchronize(stream));
-    usleep(3500000);
+    usleep(8000000);
 }
 
 /* Rank 1 names another count than the others: the usual mistake. The device is kept busy, so that the rig, which would

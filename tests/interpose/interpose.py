@@ -499,22 +499,21 @@ def hang(case, *expect_hangs, **env):
     """What a job of three ranks, one of which misbehaves, leaves: the hang reports by rank, standard error, fates."""
     folder = os.path.join(TMP, case)
     os.mkdir(folder)
-    settings = dict(LOONGCOMM_HANG_TIMEOUT='1', LOONGCOMM_DIR=folder, LOONGCOMM_REPORT='json', LCRIG_LEAKS='0')
+    # A busy machine may keep a rank from its call for a second.
+    settings = dict(LOONGCOMM_HANG_TIMEOUT='3', LOONGCOMM_DIR=folder, LOONGCOMM_REPORT='json', LCRIG_LEAKS='0')
     settings.update(env)
-    start = time.monotonic()
     done = run('hang', case, folder, folders=[PATHS['rig']], **settings)
-    took = time.monotonic() - start
     reports = [json.load(open(os.path.join(folder, name))) for name in sorted(os.listdir(folder))
                if name.endswith('.hang.json')]
     check(len(reports) in (expect_hangs or (3,)), done.stdout, done.stderr, os.listdir(folder))
     for one in reports:
         check(one['schema'] == 'loongcomm.hang/1', one)
-    return {one['communicator']['rank']: one for one in reports}, done, took, folder
+    return {one['communicator']['rank']: one for one in reports}, done, folder
 
 
 def hang_names_who_has_not_arrived():
-    reports, done, took, _ = hang('late')
-    check(took < 8 and done.stdout == 'rank 0: 0\nrank 1: 0\nrank 2: 0\n', took, done.stdout)
+    reports, done, _ = hang('late')
+    check(done.stdout == 'rank 0: 0\nrank 1: 0\nrank 2: 0\n', done.stdout)
     for rank, one in reports.items():
         found = one['finding']
         check(one['blames'] and re.match(r'not arrived on #3 all-reduce \(sum\) of 4096 float32: rank 2 \(process \d+ '
@@ -526,14 +525,14 @@ def hang_names_who_has_not_arrived():
               (3, 'AllReduce', 4096, 16384, 'float32', 'nccl'), awaited)
         comm = one['communicator']
         check(comm['collectives'] == (2 if rank == 2 else 3) and len(comm['recent']) == comm['collectives'], comm)
-        check(comm['age_ms'] >= 900, comm)
+        check(comm['age_ms'] >= 2900, comm)
     check(len({one['communicator']['id'] for one in reports.values()}) == 1, reports)
     check(len(re.findall('rank 0 of 3, .*: not arrived on #3 .*we go on waiting', done.stderr)) == 1, done.stderr)
     check(len(re.findall(r'going on at #\d+', done.stderr)) == 3 and len(done.stderr.splitlines()) == 4, done.stderr)
 
 
 def idle_job_blames_nobody():
-    reports, done, _, _ = hang('idle')
+    reports, done, _ = hang('idle')
     check(done.stderr == '' and not any(one['blames'] for one in reports.values()), done.stderr, reports)
     check(reports[1]['verdict'] == 'all ranks have called the same 1 collectives: idle, or stuck inside the last one')
     done = hang('idle_lines', 0, LOONGCOMM_DIR='', LOONGCOMM_REPORT='off', LOONGCOMM_LOG_LEVEL='info')[1]
@@ -541,7 +540,7 @@ def idle_job_blames_nobody():
 
 
 def ranks_that_differ_are_named():
-    reports, done, _, _ = hang('differs')
+    reports, done, _ = hang('differs')
     for one in reports.values():
         found = one['finding']
         check((found['rank_a'], found['call_a']['count'], found['rank_b'], found['call_b']['count'],
@@ -551,7 +550,7 @@ def ranks_that_differ_are_named():
 
 
 def killed_rank_is_named():
-    reports, done, _, _ = hang('killed', 2)
+    reports, done, _ = hang('killed', 2)
     check(sorted(reports) == [0, 2] and 'rank 1: 9\n' in done.stdout, reports, done.stdout)
     for one in reports.values():
         check([(m['rank'], m['presence']) for m in one['finding']['missing']] == [(1, 'lost')], one)
@@ -559,14 +558,14 @@ def killed_rank_is_named():
 
 
 def killed_arbiter_leaves_what_each_rank_knows():
-    reports, done, _, _ = hang('arbiter_killed', 2)
+    reports, done, _ = hang('arbiter_killed', 2)
     check(sorted(reports) == [1, 2] and 'rank 0: 9\n' in done.stdout, reports, done.stdout)
     for one in reports.values():
         check(one['blames'] and one['finding'] is None and one['communicator']['recent'][-1]['seq'] == 2, one)
 
 
 def stopped_rank_is_named():
-    reports, done, _, _ = hang('stopped', 2, 3)  # the stopped one may end before it comes to write
+    reports, done, _ = hang('stopped', 2, 3)  # the stopped one may end before it comes to write
     check([(m['rank'], m['presence']) for m in reports[0]['finding']['missing']] == [(1, 'silent')], reports[0])
     check('rank 1 (process' in done.stderr and 'does not answer' in done.stderr, done.stderr)
 

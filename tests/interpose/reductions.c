@@ -85,6 +85,8 @@ static int rank_main(int rank, int n, void *arg)
     CUDA(cudaMalloc((void **)&send, sizeof(float) * COUNT * (size_t)n));
     CUDA(cudaMalloc((void **)&recv, sizeof(float) * COUNT * (size_t)n));
     NCCL(ncclRedOpCreatePreMulSum(&premul, &factor, ncclFloat32, ncclScalarHostImmediate, comm));
+    if (is_wire)
+        until_bf16(comm, stream, send, COUNT);
     for (int call = 0; call < CALLS; call++) {
         ncclRedOp_t ops[] = { ncclSum, ncclAvg, premul };
         double scales[] = { 1, 1.0 / n, 0.25 };
@@ -124,6 +126,6 @@ int main(int argc, char **argv)
     meeting = meeting_new();
     shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(shared != MAP_FAILED);
-    return threads ? lc_ranks_run_threads(n, rank_main, NULL, 60)
-                   : lc_ranks_run(n, rank_main, NULL, 60);
+    return threads ? lc_ranks_run_threads(n, rank_main, NULL, 200)
+                   : lc_ranks_run(n, rank_main, NULL, 200);
 }

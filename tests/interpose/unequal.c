@@ -12,7 +12,7 @@
 #define RANKS    3
 #define COUNT    20011
 #define CALLS    10
-#define WAIT_US  7000000
+#define WAIT_US  15000000
 #define TEXT_MAX 65536
 
 struct unequal {
@@ -67,6 +67,9 @@ static int rank_main(int rank, struct meeting *meeting, const struct unequal *wh
         CUDA(cudaStreamSynchronize(stream));
         ours = ours || error_of(recv, RANKS) > 1e-5;
         usleep(20000);
+        if (which->rank ==
+            RANKS) /* all alike: the ranks agree, sooner or later, at the same call */
+            call = ours ? CALLS : 0;
     }
     CHECK(ours == (which->rank == RANKS));
     if (which->waits)

@@ -10,6 +10,7 @@
 
 #include <nccl.h>
 #include <stdatomic.h>
+#include <stdint.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -125,6 +126,25 @@ static inline ncclResult_t comm_error_within(ncclComm_t comm, int ms)
     return state;
 }
 
+/* Calls all-reduces of `count` floats in place until the ranks have agreed on bf16 on the wire, at the same call on all
+ * of them: on a busy machine that takes more than a handful. 0.1 is no bf16 value, nor are its sums. */
+static inline void until_bf16(ncclComm_t comm, cudaStream_t stream, float *buffer, size_t count)
+{
+    for (int call = 0; call < 4096; call++) {
+        uint32_t bits;
+
+        for (size_t i = 0; i < count; i++)
+            buffer[i] = 0.1f;
+        NCCL(ncclAllReduce(buffer, buffer, count, ncclFloat32, ncclSum, comm, stream));
+        CUDA(cudaStreamSynchronize(stream));
+        memcpy(&bits, buffer, sizeof(bits));
+        if (!(bits & 0xffff))
+            return;
+        usleep(1000);
+    }
+    CHECK(!"agreed on bf16");
+}
+
 struct nccl_test {
     int n;
     lc_rank_main *run;
@@ -146,7 +166,7 @@ static inline int nccl_tests_run(const struct nccl_test *tests, size_t count, in
     for (size_t i = 0; i < count; i++) {
         meeting_reset(meeting);
         if ((threads ? lc_ranks_run_threads : lc_ranks_run)(tests[i].n, tests[i].run, meeting,
-                                                            30)) {
+                                                            120)) {
             fprintf(stderr, "%s failed\n", tests[i].name);
             failed++;
         }

@@ -159,7 +159,7 @@ static double seconds(void)
 }
 
 /* Also the ranks that wait for nothing from the dead one directly end: rank 2 waits for rank 0 only. */
-static int work_of_peers_of_a_killed_rank_ends_within_a_second(int rank, int n, void *arg)
+static int work_of_peers_of_a_killed_rank_ends_soon(int rank, int n, void *arg)
 {
     ncclComm_t comm = comm_up(arg, rank, n);
     cudaStream_t stream = stream_up();
@@ -175,7 +175,7 @@ static int work_of_peers_of_a_killed_rank_ends_within_a_second(int rank, int n, 
     else
         NCCL(ncclRecv(x, 1, ncclInt, 0, comm, stream));
     CUDA(cudaStreamSynchronize(stream));
-    CHECK(seconds() - start < 1.0);
+    CHECK(seconds() - start < 20); /* as a rule milliseconds */
     CHECK(comm_error_within(comm, 10) == ncclRemoteError);
     NCCL(ncclCommAbort(comm));
     CUDA(cudaFree(x));
@@ -238,7 +238,7 @@ static void expect_survivors(lc_rank_main *run, int n)
 
 int main(void)
 {
-    expect_survivors(work_of_peers_of_a_killed_rank_ends_within_a_second, 3);
+    expect_survivors(work_of_peers_of_a_killed_rank_ends_soon, 3);
     expect_survivors(a_rank_that_dies_before_init_fails_the_others, 3);
     CHECK(lc_ranks_run(2, bytes_of_a_rank_that_left_are_delivered, meeting_new(), 20) == 0);
     expect_end(different_counts, 2, SIGABRT, 0, "mismatch");

@@ -516,6 +516,6 @@ int main(int argc, char **argv)
 
     CHECK(argc > 2);
     if (strcmp(argv[1], "threads") == 0)
-        return lc_ranks_run_threads(atoi(argv[2]), rank_main, &task, 60);
-    return lc_ranks_run(atoi(argv[2]), rank_main, &task, 60);
+        return lc_ranks_run_threads(atoi(argv[2]), rank_main, &task, 200);
+    return lc_ranks_run(atoi(argv[2]), rank_main, &task, 200);
 }
