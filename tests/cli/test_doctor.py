@@ -354,14 +354,16 @@ raise ImportError("\\x1b[2J" + "x" * 100000)""")
             marker = self.path(str(int(number)))
             doctor = subprocess.Popen([CLI, "doctor", "--python", "/bin/false", "--", "sh", "-c", script, marker],
                                       env=environment(TMPDIR=self.folder), stdin=subprocess.DEVNULL,
-                                      stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            deadline = time.monotonic() + 30
+                                      stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                      # under nohup the doctor would rightly go on
+                                      preexec_fn=lambda: signal.signal(number, signal.SIG_DFL))
+            deadline = time.monotonic() + 100
             while not os.path.exists(marker) and time.monotonic() < deadline:
                 time.sleep(0.02)
             with open(marker) as f:
                 worker = "/proc/%s/stat" % f.read().strip()
             doctor.send_signal(number)
-            self.assertEqual(doctor.wait(30), -number)
+            self.assertEqual(doctor.wait(100), -number)
             while time.monotonic() < deadline:
                 try:
                     with open(worker) as f:
