@@ -19,7 +19,8 @@
 struct control control = { .lock = PTHREAD_MUTEX_INITIALIZER,
                            .wake_fd = -1,
                            .tcp_fd = -1,
-                           .unix_fd = -1 };
+                           .unix_fd = -1,
+                           .pass_fd = -1 };
 
 /* ---- the thread ---- */
 
@@ -57,6 +58,11 @@ static bool may_accept(void)
     return lc_deadline_passed(control.accept_from) && lc_arbiter_has_room();
 }
 
+static bool may_receive(void)
+{
+    return lc_deadline_passed(control.accept_from) && lc_pass_has_room();
+}
+
 static void gather(struct turn *turn)
 {
     turn->count = 0;
@@ -69,6 +75,14 @@ static void gather(struct turn *turn)
         add(turn, c->conn.fd, lc_conn_wants_write(&c->conn));
     for (struct link *l = control.links; l; l = l->next)
         add(turn, l->conn.fd, !l->connected || lc_conn_wants_write(&l->conn));
+    if (control.pass_fd >= 0 && may_receive())
+        add(turn, control.pass_fd, false);
+    for (struct lc_visitor *v = control.visitors; v; v = v->next)
+        add(turn, v->conn.fd, false);
+    for (struct lc_fetch *f = control.fetches; f; f = f->next) {
+        if (f->conn.fd >= 0)
+            add(turn, f->conn.fd, false);
+    }
 }
 
 static short events_of(const struct turn *turn, int fd, size_t *hint)
@@ -99,6 +113,12 @@ static void serve_all(const struct turn *turn)
         next = l->next;
         lc_member_serve(l, events_of(turn, l->conn.fd, &hint));
     }
+    for (struct lc_visitor *v = control.visitors, *next; v; v = next) {
+        next = v->next;
+        lc_pass_serve_visitor(v, events_of(turn, v->conn.fd, &hint));
+    }
+    for (struct lc_fetch *f = control.fetches; f; f = f->next)
+        lc_pass_serve_fetch(f, events_of(turn, f->conn.fd, &hint));
 }
 
 static void flush_clients(void)
@@ -109,25 +129,46 @@ static void flush_clients(void)
     }
 }
 
-static void accept_all(int listener, bool is_unix)
+static bool is_own_user(int fd)
 {
-    for (int i = 0; listener >= 0 && may_accept() && i < 64; i++) {
+    struct ucred peer;
+    socklen_t length = sizeof(peer);
+
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.uid == geteuid();
+}
+
+static void receive_tcp(int fd)
+{
+    lc_conn_tune(fd);
+    lc_arbiter_accept(fd, false);
+}
+
+static void receive_unix(int fd)
+{
+    if (is_own_user(fd))
+        lc_arbiter_accept(fd, true);
+    else
+        close(fd);
+}
+
+static void receive_visitor(int fd)
+{
+    if (is_own_user(fd))
+        lc_pass_accept(fd);
+    else
+        close(fd);
+}
+
+static void accept_all(int listener, bool (*may)(void), void (*receive)(int fd))
+{
+    for (int i = 0; listener >= 0 && may() && i < 64; i++) {
         int fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-        struct ucred peer;
-        socklen_t length = sizeof(peer);
 
         if (fd < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != ECONNABORTED)
             control.accept_from = lc_deadline_in_ms(1000); /* descriptors or memory are short */
         if (fd < 0)
             return;
-        if (is_unix &&
-            (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || peer.uid != geteuid()))
-            close(fd);
-        else {
-            if (!is_unix)
-                lc_conn_tune(fd);
-            lc_arbiter_accept(fd, is_unix);
-        }
+        receive(fd);
     }
 }
 
@@ -156,8 +197,9 @@ static void *run(void *unused)
         lc_finding_expire();
         lc_hang_look();
         lc_hang_deliver();
-        accept_all(control.tcp_fd, false);
-        accept_all(control.unix_fd, true);
+        accept_all(control.tcp_fd, may_accept, receive_tcp);
+        accept_all(control.unix_fd, may_accept, receive_unix);
+        accept_all(control.pass_fd, may_receive, receive_visitor);
         memcpy(notice, control.notice, sizeof(notice));
         control.notice[0] = '\0';
         pthread_mutex_unlock(&control.lock);
@@ -188,6 +230,7 @@ static void after_fork_in_child(void)
             close(h->words_fd);
     }
     lc_member_forked();
+    lc_pass_forked();
     if (control.running)
         close(control.wake_fd);
     if (control.tcp_fd >= 0)
@@ -197,7 +240,8 @@ static void after_fork_in_child(void)
     control = (struct control){ .lock = PTHREAD_MUTEX_INITIALIZER,
                                 .wake_fd = -1,
                                 .tcp_fd = -1,
-                                .unix_fd = -1 };
+                                .unix_fd = -1,
+                                .pass_fd = -1 };
 }
 
 static void prepare_once(void)

@@ -104,6 +104,19 @@ int lc_room_post(struct lc_room *room, uint32_t key, const void *data, size_t si
 int lc_room_look(struct lc_room *room, uint32_t rank, uint32_t key, void *data, size_t max,
                  size_t *size);
 
+/* A descriptor for the other members of this host, each of which may fetch it. Offering takes it over (on success only);
+ * one at a time, given back by withdrawing or with the room. -EALREADY: one is offered. */
+int lc_room_offer_fd(struct lc_room *room, int fd);
+void lc_room_withdraw_fd(struct lc_room *room);
+
+/* What rank `rank` offers: a new descriptor, close-on-exec, the caller's. Never waits. -EAGAIN: not there yet. Any other
+ * error is final; whoever answered was a process of the same user, and what the descriptor is has to be checked. */
+int lc_room_fetch_fd(struct lc_room *room, uint32_t rank, int *out);
+
+/* A word that is set to 1, too, whenever the room's abort word is, at once: for waits that cannot read that one. It stays
+ * the caller's, who takes it back (NULL) before he frees it, while no lc_room_abort of another thread is under way. */
+void lc_room_echo_abort(struct lc_room *room, uint32_t *word);
+
 /* Tells every member that this rank gives up, at once; async-signal-unsafe, lock-free for the caller. Their abort
  * words are set. */
 void lc_room_abort(struct lc_room *room, int reason);

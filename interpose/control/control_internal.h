@@ -49,6 +49,26 @@ struct blob {
     unsigned char data[];
 };
 
+/* A question for a descriptor (pass.c): made by lc_room_fetch_fd, taken out by it or with the room. */
+struct lc_fetch {
+    struct lc_fetch *next;
+    struct lc_room *room;
+    uint32_t rank;
+    struct lc_offer offer;
+    struct lc_conn conn; /* fd -1: not connected yet, or over */
+    struct lc_deadline until;
+    bool over;
+    int err; /* once it is over: 0 and `fd`, or why not */
+    int fd;
+};
+
+/* Somebody who has connected for a descriptor and not asked yet. */
+struct lc_visitor {
+    struct lc_visitor *next;
+    struct lc_conn conn;
+    struct lc_deadline until;
+};
+
 /* Where the watchdog is with a room. */
 struct lc_watch {
     bool foreign;    /* another version of the protocol may be at the other end: says nothing */
@@ -73,12 +93,19 @@ struct lc_room {
     uint64_t answer;
     bool abort_told; /* ABORT is queued: the arbiter knows this seat no more, nothing may follow */
 
+    /* The descriptor that this rank offers (pass.c). */
+    struct lc_room *next_offer;
+    int offered_fd; /* -1: none */
+    uint32_t asked; /* so often */
+    unsigned char secret[LC_KEY_BYTES];
+
     /* Read by any thread without the lock. `state` is stored with release after what it announces. */
     atomic_int state;
     atomic_uint abort_word;     /* 0, then 1; set after `error` */
     atomic_uint_fast64_t error; /* 0, then rank << 32 | errno; written once, under the lock */
     atomic_uint_fast64_t voted; /* 0, then the vote; written once, under the lock */
     atomic_int abort_wanted;    /* 0, then the caller's reason; taken by the control thread */
+    _Atomic(uint32_t *) echo;   /* set beside abort_word; NULL: nothing. By lc_room_echo_abort */
 
     /* The watchdog's (hang.c). */
     _Atomic(struct lc_progress *) progress; /* NULL until lc_room_watch */
@@ -186,6 +213,14 @@ struct control {
         *hangs; /* to be reported by the writer thread, newest first; at most LC_HANGS_MAX */
     uint32_t n_hangs;
     bool writing; /* the writer thread runs */
+
+    /* Descriptors between members (pass.c). */
+    int pass_fd; /* listens; -1: nothing was ever offered here */
+    unsigned char pass_name[LC_KEY_BYTES];
+    struct lc_room *offers; /* rooms that offer one */
+    struct lc_fetch *fetches;
+    struct lc_visitor *visitors; /* newest first */
+    uint32_t n_visitors;
 };
 extern struct control control;
 
@@ -209,6 +244,17 @@ void lc_member_goodbye(void);
 bool lc_member_idle(const struct link *link);
 void lc_member_drop(struct link *link, int reason); /* frees the link */
 void lc_member_forked(void);
+int lc_member_post(struct lc_room *room, uint32_t key, const void *data, size_t size);
+int lc_member_look(struct lc_room *room, uint32_t rank, uint32_t key, void *data, size_t max,
+                   size_t *size);
+
+/* pass.c, with the lock held */
+bool lc_pass_has_room(void); /* for one more visitor */
+void lc_pass_accept(int fd);
+void lc_pass_serve_visitor(struct lc_visitor *visitor, short events); /* may free the visitor */
+void lc_pass_serve_fetch(struct lc_fetch *fetch, short events);
+void lc_pass_leave(struct lc_room *room);
+void lc_pass_forked(void);
 
 /* finding.c, with the lock held: the arbiter's part of the watchdog */
 int lc_finding_take(struct seat *seat, const struct lc_frame *head, const unsigned char *body);

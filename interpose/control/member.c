@@ -14,12 +14,22 @@
 #define ERRNO_MAX 4095
 #define NO_RANK   UINT32_MAX
 
+static void raise_abort(struct lc_room *room)
+{
+    uint32_t *echo;
+
+    atomic_store(&room->abort_word, 1);
+    echo = atomic_load(&room->echo);
+    if (echo)
+        __atomic_store_n(echo, 1, __ATOMIC_SEQ_CST);
+}
+
 static void set_error(struct lc_room *room, uint32_t rank, int err)
 {
     if (atomic_load(&room->error))
         return;
     atomic_store(&room->error, (uint64_t)rank << 32 | (uint32_t)-err);
-    atomic_store(&room->abort_word, 1);
+    raise_abort(room);
 }
 
 /* ---- the connection to an arbiter ---- */
@@ -393,6 +403,7 @@ static int join(struct link *link, const unsigned char key[LC_KEY_BYTES], uint32
         return -ENOMEM;
     }
     room->pid = getpid();
+    room->offered_fd = -1;
     room->nranks = nranks;
     room->mine = *mine;
     room->id = link->next_id++;
@@ -602,29 +613,36 @@ int lc_room_decide_pair(struct lc_room *room, uint32_t src, uint32_t dst, uint64
     return 0;
 }
 
-int lc_room_post(struct lc_room *room, uint32_t key, const void *data, size_t size)
+int lc_member_post(struct lc_room *room, uint32_t key, const void *data, size_t size)
 {
     struct lc_blob_head head = { room->mine.rank, key };
     int err = -EPIPE;
 
-    if (size > LC_BLOB_MAX || !lc_room_complete(room) || room->pid != getpid())
-        return -EINVAL;
-    pthread_mutex_lock(&control.lock);
     if (room->link && !room->abort_told)
         err = lc_conn_send(&room->link->conn, LC_FRAME_POST, room->id, &head, sizeof(head), data,
                            size);
     if (!err)
         lc_control_wake();
+    return err;
+}
+
+int lc_room_post(struct lc_room *room, uint32_t key, const void *data, size_t size)
+{
+    int err;
+
+    if (size > LC_BLOB_MAX || !lc_room_complete(room) || room->pid != getpid())
+        return -EINVAL;
+    pthread_mutex_lock(&control.lock);
+    err = lc_member_post(room, key, data, size);
     pthread_mutex_unlock(&control.lock);
     return err;
 }
 
-int lc_room_look(struct lc_room *room, uint32_t rank, uint32_t key, void *data, size_t max,
-                 size_t *size)
+int lc_member_look(struct lc_room *room, uint32_t rank, uint32_t key, void *data, size_t max,
+                   size_t *size)
 {
     int err = -EAGAIN;
 
-    pthread_mutex_lock(&control.lock);
     for (struct blob *b = room->blobs; b; b = b->next) {
         if (b->rank != rank || b->key != key)
             continue;
@@ -635,14 +653,33 @@ int lc_room_look(struct lc_room *room, uint32_t rank, uint32_t key, void *data, 
         }
         break;
     }
+    return err;
+}
+
+int lc_room_look(struct lc_room *room, uint32_t rank, uint32_t key, void *data, size_t max,
+                 size_t *size)
+{
+    int err;
+
+    pthread_mutex_lock(&control.lock);
+    err = lc_member_look(room, rank, key, data, max, size);
     pthread_mutex_unlock(&control.lock);
     return err;
+}
+
+void lc_room_echo_abort(struct lc_room *room, uint32_t *word)
+{
+    pthread_mutex_lock(&control.lock); /* the control thread may be about to write */
+    atomic_store(&room->echo, word);
+    if (word && atomic_load(&room->abort_word))
+        __atomic_store_n(word, 1, __ATOMIC_SEQ_CST);
+    pthread_mutex_unlock(&control.lock);
 }
 
 void lc_room_abort(struct lc_room *room, int reason)
 {
     atomic_store(&room->abort_wanted, reason ? reason : 1);
-    atomic_store(&room->abort_word, 1);
+    raise_abort(room);
     lc_control_wake();
 }
 
@@ -670,6 +707,7 @@ static void leave(struct lc_room *room)
     while (*at != room)
         at = &(*at)->next;
     *at = room->next;
+    lc_pass_leave(room);
     if (!room->link)
         return;
     say_bye(room);

@@ -16,6 +16,8 @@ _Static_assert(sizeof(struct lc_frame) == 16 && sizeof(struct lc_hello) == 24,
                "no padding on the wire");
 _Static_assert(sizeof(struct lc_record) == 16 + 16 + 64 + 16, "no padding on the wire");
 _Static_assert(sizeof(struct lc_join) == 24 + sizeof(struct lc_record), "no padding on the wire");
+_Static_assert(sizeof(struct lc_offer) == 32 && sizeof(struct lc_wanted) == 32,
+               "no padding on the wire");
 _Static_assert(sizeof(struct lc_ask) == 24 && sizeof(struct lc_cause) == 8,
                "no padding on the wire");
 _Static_assert(sizeof(struct lc_state) == 40 && sizeof(struct lc_missing) == 32 &&
@@ -50,6 +52,8 @@ static const struct {
     [LC_FRAME_STATE] = { sizeof(struct lc_state),
                        sizeof(struct lc_state) + LC_RECENT * sizeof(struct lc_note)           },
     [LC_FRAME_QUERY] = FIXED(struct lc_number),
+    [LC_FRAME_WANTED] = FIXED(struct lc_wanted),
+    [LC_FRAME_PASSED] = { 0,                           0                                        },
     [LC_FRAME_FINDING] = { sizeof(struct lc_finding),
                        sizeof(struct lc_finding) + LC_MISSING_MAX * sizeof(struct lc_missing) },
 #undef FIXED

@@ -34,6 +34,8 @@ enum lc_frame_type {
     LC_FRAME_STATE, /* how far the rank is: it has stood still too long, or was asked, or leaves */
     LC_FRAME_QUERY, /* arbiter: round; answered by STATE */
     LC_FRAME_FINDING, /* arbiter: who has not arrived, as far as the answers tell */
+    LC_FRAME_WANTED,  /* member to member: secret of an offer; the first and last that it asks */
+    LC_FRAME_PASSED,  /* the answer: the descriptor comes with these bytes */
     LC_FRAME_TYPES,
 };
 
@@ -92,6 +94,20 @@ struct lc_state {
 };
 #define LC_ROUND_STALLED 0u         /* nobody asked: nothing has moved for the time-out */
 #define LC_ROUND_LAST    UINT32_MAX /* nobody asked: the seat is about to be given back */
+
+/* Blob of a rank that offers a descriptor: where to ask for it, and how. */
+struct lc_offer {
+    unsigned char name[LC_KEY_BYTES];
+    unsigned char secret[LC_KEY_BYTES];
+};
+
+/* WANTED: the offer's secret, the room and the rank that offers. */
+struct lc_wanted {
+    unsigned char secret[LC_KEY_BYTES];
+    uint64_t id;
+    uint32_t rank;
+    uint32_t pad;
+};
 
 struct lc_buffer {
     unsigned char *data;
