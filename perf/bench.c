@@ -254,6 +254,8 @@ int main(int argc, char **argv)
     }
     if (strcmp(what, "compare") == 0)
         return lc_bench_compare(argc - 1, argv + 1);
+    if (strcmp(what, "plot") == 0)
+        return lc_bench_plot(argc - 1, argv + 1);
     if (strcmp(what, "build-info") == 0)
         return print_build_info();
     for (int op = LC_BENCH_ALLTOALL; op <= LC_BENCH_ALLREDUCE; op++) {

@@ -284,4 +284,7 @@ int lc_bench_output_close(struct lc_bench_output *output, bool complete); /* fin
 /* compare.c: `compare A B`; argv[0] is "compare". Returns the exit code. */
 int lc_bench_compare(int argc, char **argv);
 
+/* plot.c: `plot FILE...`, likewise. */
+int lc_bench_plot(int argc, char **argv);
+
 #endif

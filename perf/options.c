@@ -13,6 +13,7 @@
 static const char usage_text[] =
     "usage: loongcomm-bench alltoall|allreduce [options]\n"
     "       loongcomm-bench compare [--threshold PERCENT] [--force] REFERENCE.json NEW.json\n"
+    "       loongcomm-bench plot RESULT.json... >PICTURE.svg\n"
     "\n"
     "Times NCCL alone and NCCL with libloongcomm.so preloaded, in turns, and checks every result.\n"
     "Under mpirun each process drives one rank.\n"
