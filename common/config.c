@@ -369,6 +369,11 @@ bool lc_environment_has(const char *name)
     return getenv(name) != NULL;
 }
 
+const char *lc_environment_get(const char *name)
+{
+    return getenv(name);
+}
+
 int lc_parse_size(const char *text, size_t *out)
 {
     unsigned long long value;

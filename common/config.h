@@ -60,6 +60,9 @@ uint64_t lc_config_hash(const struct lc_config *config);
 /* True if the program's environment has this variable, one of another library. */
 bool lc_environment_has(const char *name);
 
+/* Its value, or NULL; another library's as well. Points into the environment. */
+const char *lc_environment_get(const char *name);
+
 /* "64k" -> 65536: digits, then nothing or one of k, m, g (powers of 1024). Also used by the tools.
  * 0, or -EINVAL and *out unchanged. */
 int lc_parse_size(const char *text, size_t *out);
