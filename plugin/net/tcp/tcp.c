@@ -1,50 +1,339 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-#include "plugin/net/transport.h"
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The transport's table: what NCCL's threads call. */
+#include "common/deadline.h"
+#include "common/log.h"
+#include "plugin/net/tcp/tcp_internal.h"
 
 #include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
 
-/* Nothing is offered yet: no devices, so that nothing else is called. */
+#define PENDING_NS(timeout) (2 * (timeout)) /* of a connect that nobody asks for again */
+
+struct lc_net_context {
+    uint64_t comm_id;
+};
+
+static struct conn *conn_of(struct lc_net_comm *comm)
+{
+    return (struct conn *)comm;
+}
+
+static bool is_dead(void)
+{
+    return atomic_load_explicit(&engine.dead, memory_order_relaxed);
+}
 
 static int tcp_init(const struct lc_net_options *options, struct lc_net_context **out)
 {
-    *out = NULL;
+    struct lc_net_context *ctx;
+    int err;
+
+    if (is_dead())
+        return -ECHILD;
+    err = engine_configure();
+    if (err)
+        return err;
+    ctx = calloc(1, sizeof(*ctx));
+    if (!ctx)
+        return -ENOMEM;
+    ctx->comm_id = options ? options->comm_id : 0;
+    /* Without threads there is nothing to offer; that is no failure of init. */
+    if (engine.n_devices > 0 && engine_hold() != 0) {
+        free(ctx);
+        ctx = NULL;
+    }
+    *out = ctx;
     return 0;
 }
 
 static void tcp_fini(struct lc_net_context *ctx)
 {
+    if (!ctx || is_dead())
+        return;
+    free(ctx);
+    if (engine.n_devices > 0)
+        engine_drop();
 }
 
 static int tcp_devices(int *out)
 {
-    *out = 0;
+    if (is_dead())
+        return -ECHILD;
+    pthread_mutex_lock(&engine.life);
+    *out = engine.running ? engine.n_devices : 0;
+    pthread_mutex_unlock(&engine.life);
     return 0;
 }
 
 static int tcp_properties(int dev, struct lc_net_properties *out)
 {
-    return -EINVAL;
+    const struct lc_tcp_device *device;
+
+    if (dev < 0 || dev >= engine.n_devices)
+        return -EINVAL;
+    device = &engine.devices[dev];
+    *out = (struct lc_net_properties){ .name = device->name,
+                                       .pci_path = device->pci_path,
+                                       .guid = device->guid,
+                                       .ptr_support = LC_NET_HOST,
+                                       .speed_mbps = device->speed_mbps,
+                                       .latency_us = device->latency_us,
+                                       .max_comms = 65536,
+                                       .max_recvs = 1,
+                                       .max_bytes = (size_t)LC_TCP_MAX_BYTES,
+                                       .rail_id = -1,
+                                       .plane_id = -1 };
+    return 0;
+}
+
+/* ---- connecting ---- */
+
+static int random_bytes(void *out, size_t size)
+{
+    if (getrandom(out, size, GRND_NONBLOCK) == (ssize_t)size)
+        return 0;
+    lc_error("no random numbers: %s", strerror(errno));
+    return errno ? -errno : -EIO;
+}
+
+static void fill_handle(void *handle, const struct lc_net_listen *listen, uint16_t port)
+{
+    struct lc_tcp_handle h = { .magic = LC_TCP_MAGIC, .version = LC_TCP_VERSION };
+    union lc_tcp_address address = engine.devices[listen->dev].address;
+
+    if (address.sa.sa_family == AF_INET)
+        address.v4.sin_port = port;
+    else
+        address.v6.sin6_port = port;
+    lc_tcp_address_write(&address, &h.address);
+    memcpy(h.token, listen->token, sizeof(h.token));
+    memcpy(handle, &h, sizeof(h));
 }
 
 static int tcp_listen(struct lc_net_context *ctx, int dev, void *handle, struct lc_net_listen **out)
 {
-    return -ENOTSUP;
+    struct lc_net_listen *listen;
+    uint16_t port;
+    int err;
+
+    if (is_dead())
+        return -ECHILD;
+    if (dev < 0 || dev >= engine.n_devices || !handle)
+        return -EINVAL;
+    listen = calloc(1, sizeof(*listen));
+    if (!listen)
+        return -ENOMEM;
+    listen->dev = dev;
+    err = random_bytes(listen->token, sizeof(listen->token));
+    if (err)
+        goto free_listen;
+    err = engine_hold();
+    if (err)
+        goto free_listen;
+    pthread_mutex_lock(&engine.lock);
+    err = service_listen(dev, &port);
+    if (!err) {
+        listen->next = engine.listens;
+        engine.listens = listen;
+    }
+    pthread_mutex_unlock(&engine.lock);
+    if (err)
+        goto drop;
+    fill_handle(handle, listen, port);
+    *out = listen;
+    return 0;
+
+drop:
+    engine_drop();
+free_listen:
+    free(listen);
+    return err;
+}
+
+/* With engine.lock held: the engine must run, so that somebody dials. */
+static int begin_connect(int dev, const struct lc_tcp_handle *h, struct conn **out)
+{
+    union lc_tcp_address peer;
+    struct conn *conn;
+    int err;
+
+    err = lc_tcp_address_read(&h->address, engine.devices[dev].index, &peer);
+    if (err) {
+        lc_warn("the peer's handle holds no address");
+        return err;
+    }
+    conn = conn_new(true, dev, engine.sockets, engine.piece);
+    if (!conn)
+        return -ENOMEM;
+    conn->peer = peer;
+    (void)lc_tcp_address_text(&peer, conn->peer_text);
+    memcpy(conn->token, h->token, sizeof(conn->token));
+    conn->expires = lc_now_ns() + PENDING_NS(engine.timeout_ns);
+    err = random_bytes(conn->id, sizeof(conn->id));
+    if (!err)
+        err = random_bytes(&conn->ticket, sizeof(conn->ticket));
+    conn->ticket |= 1; /* 0 is none */
+    if (!err)
+        err = engine.running ? engine_enlist(conn) : -EINVAL;
+    if (err) {
+        conn_unref(conn);
+        return err;
+    }
+    *out = conn;
+    return 0;
+}
+
+/* Whether a connection that is being made has come so far. Its error is returned with its text logged. */
+static int look_at(struct conn *conn, bool *ready)
+{
+    int err;
+
+    pthread_mutex_lock(&conn->lock);
+    *ready = conn->was_up;
+    err = conn->error;
+    pthread_mutex_unlock(&conn->lock);
+    return err;
+}
+
+static struct conn *find_ticket(uint64_t ticket)
+{
+    for (struct conn *conn = engine.conns; conn; conn = conn->next) {
+        if (conn->sends && !conn->claimed && conn->ticket == ticket)
+            return conn;
+    }
+    return NULL;
+}
+
+static void set_ticket(void *handle, uint64_t ticket)
+{
+    memcpy((char *)handle + offsetof(struct lc_tcp_handle, ticket), &ticket, sizeof(ticket));
+}
+
+/* The next call of one that has begun. */
+static int go_on(void *handle, uint64_t ticket, struct lc_net_comm **out)
+{
+    struct conn *failed = NULL;
+    struct conn *conn;
+    bool ready = false;
+    int err;
+
+    pthread_mutex_lock(&engine.lock);
+    conn = find_ticket(ticket);
+    err = conn ? look_at(conn, &ready) : -EINVAL;
+    if (conn && (err || ready)) {
+        conn->claimed = true;
+        conn->ticket = 0;
+        failed = err ? conn : NULL;
+    }
+    pthread_mutex_unlock(&engine.lock);
+    if (failed)
+        conn_close(failed);
+    if (!err && ready)
+        err = engine_hold();
+    if (err) {
+        set_ticket(handle, 0);
+        return err;
+    }
+    *out = ready ? (struct lc_net_comm *)conn : NULL;
+    return 0;
 }
 
 static int tcp_connect(struct lc_net_context *ctx, int dev, void *handle, struct lc_net_comm **out)
 {
-    return -ENOTSUP;
+    struct lc_tcp_handle h;
+    struct conn *conn;
+    uint64_t ticket;
+    int err;
+
+    if (is_dead())
+        return -ECHILD;
+    if (dev < 0 || dev >= engine.n_devices || !handle)
+        return -EINVAL;
+    err = lc_tcp_handle_read(handle, &h);
+    if (err)
+        return err;
+    if (h.ticket)
+        return go_on(handle, h.ticket, out);
+    pthread_mutex_lock(&engine.lock);
+    err = begin_connect(dev, &h, &conn);
+    ticket = err ? 0 : conn->ticket;
+    pthread_mutex_unlock(&engine.lock);
+    if (err)
+        return err;
+    set_ticket(handle, ticket);
+    engine_wake();
+    *out = NULL;
+    return 0;
 }
 
 static int tcp_accept(struct lc_net_listen *listen, struct lc_net_comm **out)
 {
-    return -ENOTSUP;
+    struct conn *conn;
+    int err;
+
+    if (is_dead())
+        return -ECHILD;
+    pthread_mutex_lock(&engine.lock);
+    conn = listen->ready;
+    if (conn) {
+        listen->ready = conn->next_ready;
+        listen->n_ready--;
+        conn->claimed = true;
+    }
+    pthread_mutex_unlock(&engine.lock);
+    if (conn) {
+        err = engine_hold();
+        if (err)
+            return err;
+    }
+    *out = (struct lc_net_comm *)conn;
+    return 0;
 }
+
+static void tcp_close_listen(struct lc_net_listen *listen)
+{
+    if (!listen || is_dead())
+        return;
+    pthread_mutex_lock(&engine.lock);
+    for (struct lc_net_listen **link = &engine.listens; *link; link = &(*link)->next) {
+        if (*link == listen) {
+            *link = listen->next;
+            break;
+        }
+    }
+    pthread_mutex_unlock(&engine.lock);
+    while (listen->ready) {
+        struct conn *conn = listen->ready;
+
+        listen->ready = conn->next_ready;
+        conn_close(conn);
+    }
+    free(listen);
+    engine_drop();
+}
+
+static void tcp_close(struct lc_net_comm *comm)
+{
+    if (!comm || is_dead())
+        return;
+    conn_close(conn_of(comm));
+    engine_drop();
+}
+
+/* ---- memory: the kernel copies from and to the caller's own buffers, so nothing is kept of them ---- */
 
 static int tcp_reg_mr(struct lc_net_comm *comm, void *data, size_t size, int type,
                       struct lc_net_mr **out)
 {
-    return -ENOTSUP;
+    if (is_dead())
+        return -ECHILD;
+    if (type != LC_NET_HOST)
+        return -ENOTSUP;
+    *out = NULL;
+    return 0;
 }
 
 static int tcp_reg_dmabuf(struct lc_net_comm *comm, void *data, size_t size, int type,
@@ -58,35 +347,120 @@ static int tcp_dereg(struct lc_net_comm *comm, struct lc_net_mr *mr)
     return 0;
 }
 
+/* ---- messages ---- */
+
+/* NULL: the window is full. */
+static struct lc_net_request *post(struct conn *conn, void *data, size_t size, int tag, int *err)
+{
+    struct lc_net_request *r;
+
+    pthread_mutex_lock(&conn->lock);
+    *err = conn->error;
+    if (!*err && conn->peer_gone) {
+        conn_fail_locked(conn, -EREMOTEIO, "the other side has closed the connection");
+        *err = conn->error;
+    }
+    r = &conn->ring[conn->posted % LC_TCP_WINDOW];
+    if (*err || r->used || conn->posted - conn->acked >= LC_TCP_WINDOW) {
+        r = NULL;
+    } else {
+        *r = (struct lc_net_request){ .conn = conn,
+                                      .data = data,
+                                      .seq = conn->posted,
+                                      .size = size,
+                                      .tag = tag,
+                                      .used = true };
+        conn->posted++;
+        conn->dirty = !conn->sends;
+    }
+    pthread_mutex_unlock(&conn->lock);
+    return r;
+}
+
+static int start(struct lc_net_comm *comm, bool sends, void *data, size_t size, int tag,
+                 struct lc_net_request **out)
+{
+    struct conn *conn = conn_of(comm);
+    struct lc_net_request *r;
+    int err;
+
+    if (is_dead())
+        return -ECHILD;
+    if (!comm || conn->sends != sends || size > LC_TCP_MAX_BYTES || (!data && size))
+        return -EINVAL;
+    r = post(conn, data, size, tag, &err);
+    if (err)
+        return err;
+    conn_work(conn);
+    *out = r;
+    return 0;
+}
+
 static int tcp_isend(struct lc_net_comm *comm, void *data, size_t size, int tag,
                      struct lc_net_mr *mr, struct lc_net_request **out)
 {
-    return -ENOTSUP;
+    return start(comm, true, data, size, tag, out);
 }
 
+/* One buffer at a time, so that tags have nothing to choose between. */
 static int tcp_irecv(struct lc_net_comm *comm, int n, void *const *data, const size_t *sizes,
                      const int *tags, struct lc_net_mr *const *mrs, struct lc_net_request **out)
 {
-    return -ENOTSUP;
+    if (n != 1)
+        return -EINVAL;
+    return start(comm, false, data[0], sizes[0], tags ? tags[0] : 0, out);
 }
 
+/* Host memory needs none. */
 static int tcp_iflush(struct lc_net_comm *comm, int n, void *const *data, const int *sizes,
                       struct lc_net_mr *const *mrs, struct lc_net_request **out)
 {
-    return -ENOTSUP;
+    *out = NULL;
+    return 0;
+}
+
+/* A message that came before the connection failed has come. With conn->lock held. */
+static bool finish(struct lc_net_request *r, size_t *sizes)
+{
+    if (r->conn->sends ? r->seq >= r->conn->acked : !r->complete)
+        return false;
+    if (sizes)
+        sizes[0] = r->conn->sends ? r->size : r->length;
+    r->used = false;
+    return true;
 }
 
 static int tcp_test(struct lc_net_request *request, bool *done, size_t *sizes)
 {
-    return -ENOTSUP;
-}
+    struct conn *conn;
+    bool over;
+    bool stuck;
+    int err;
 
-static void tcp_close(struct lc_net_comm *comm)
-{
-}
-
-static void tcp_close_listen(struct lc_net_listen *listen)
-{
+    if (is_dead())
+        return -ECHILD;
+    if (!request)
+        return -EINVAL;
+    conn = request->conn;
+    pthread_mutex_lock(&conn->lock);
+    over = finish(request, sizes);
+    pthread_mutex_unlock(&conn->lock);
+    if (!over) {
+        lane_kick(&conn->lanes[0], 2);
+        pthread_mutex_lock(&conn->lock);
+        over = finish(request, sizes);
+        err = conn->error;
+        stuck = !over && !err && conn->peer_gone;
+        pthread_mutex_unlock(&conn->lock);
+        if (stuck) {
+            conn_fail(conn, -EREMOTEIO, "the other side closed the connection");
+            err = -EREMOTEIO;
+        }
+        if (!over && err)
+            return err;
+    }
+    *done = over;
+    return 0;
 }
 
 const struct lc_net_ops lc_net_tcp = {

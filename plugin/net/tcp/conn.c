@@ -1,0 +1,522 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A connection: messages, pieces, what the other side is told, and failing. */
+#include "common/deadline.h"
+#include "common/log.h"
+#include "plugin/net/tcp/tcp_internal.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+
+struct conn *conn_new(bool sends, int dev, int n_lanes, uint32_t piece)
+{
+    struct conn *conn = calloc(1, sizeof(*conn) + (size_t)n_lanes * sizeof(conn->lanes[0]));
+
+    if (!conn)
+        return NULL;
+    if (sends) {
+        conn->redo = calloc((size_t)n_lanes * RING, sizeof(*conn->redo));
+        if (!conn->redo) {
+            free(conn);
+            return NULL;
+        }
+    }
+    atomic_init(&conn->refs, 1);
+    conn->sends = sends;
+    conn->dev = dev;
+    conn->n_lanes = n_lanes;
+    conn->piece = piece;
+    conn->down_since = lc_now_ns();
+    pthread_mutex_init(&conn->lock, NULL);
+    for (int i = 0; i < LC_TCP_WINDOW; i++)
+        conn->ring[i].conn = conn;
+    for (int i = 0; i < n_lanes; i++)
+        lane_init(&conn->lanes[i], conn, i);
+    return conn;
+}
+
+void conn_ref(struct conn *conn)
+{
+    atomic_fetch_add(&conn->refs, 1);
+}
+
+void conn_unref(struct conn *conn)
+{
+    if (atomic_fetch_sub(&conn->refs, 1) != 1)
+        return;
+    for (int i = 0; i < conn->n_lanes; i++)
+        pthread_mutex_destroy(&conn->lanes[i].io);
+    pthread_mutex_destroy(&conn->lock);
+    free(conn->redo);
+    free(conn);
+}
+
+/* ---- failing ---- */
+
+void conn_fail_locked(struct conn *conn, int code, const char *text)
+{
+    if (conn->error || conn->closing)
+        return;
+    conn->error = code;
+    (void)snprintf(conn->cause, sizeof(conn->cause), "%s", text);
+    lc_warn("%s %s over %s failed: %s", conn->sends ? "sending to" : "receiving from",
+            conn->peer_text, engine.devices ? engine.devices[conn->dev].name : "?", text);
+}
+
+void conn_fail(struct conn *conn, int code, const char *fmt, ...)
+{
+    char text[CAUSE];
+    va_list ap;
+
+    va_start(ap, fmt);
+    (void)vsnprintf(text, sizeof(text), fmt, ap);
+    va_end(ap);
+    pthread_mutex_lock(&conn->lock);
+    conn_fail_locked(conn, code, text);
+    pthread_mutex_unlock(&conn->lock);
+    conn_wake_lanes(conn, NULL);
+}
+
+/* ---- waking ---- */
+
+/* With conn->lock held. */
+static bool wake_lane(struct lane *lane)
+{
+    if (!lane->up || !lane->idle || lane->index == 0)
+        return false;
+    lane->idle = false;
+    (void)engine_poll(lane, EPOLL_CTL_MOD);
+    return true;
+}
+
+/* For what any lane may carry: the first that can takes it, the others find nothing. */
+void conn_wake_lanes(struct conn *conn, const struct lane *except)
+{
+    bool woken = false;
+
+    pthread_mutex_lock(&conn->lock);
+    for (int i = 1; i < conn->n_lanes; i++) {
+        if (&conn->lanes[i] != except)
+            woken |= wake_lane(&conn->lanes[i]);
+    }
+    pthread_mutex_unlock(&conn->lock);
+    if (!woken && &conn->lanes[0] != except)
+        lane_kick(&conn->lanes[0], 1);
+}
+
+/* Bytes that could be sent now, as far as it matters for waking lanes. With conn->lock held. */
+static uint64_t pending_bytes(const struct conn *conn)
+{
+    uint64_t limit = conn->posted < conn->credit ? conn->posted : conn->credit;
+    uint64_t bytes = (uint64_t)conn->n_redo * conn->piece;
+
+    for (uint64_t seq = conn->cut; seq < limit && bytes < (uint64_t)conn->piece * LC_TCP_LANES;
+         seq++) {
+        const struct lc_net_request *r = &conn->ring[seq % LC_TCP_WINDOW];
+
+        bytes += r->size - r->moved;
+    }
+    return bytes;
+}
+
+/* Wakes idle lanes of the pool, one for each piece beyond what lane 0 will take. */
+static void spread(struct conn *conn)
+{
+    uint64_t bytes;
+
+    pthread_mutex_lock(&conn->lock);
+    bytes = pending_bytes(conn);
+    /* Without lane 0 short messages, too, are the pool's. */
+    if (!conn->lanes[0].up && (conn->cut < conn->posted || conn->n_redo))
+        bytes += conn->piece + 1;
+    for (int i = 1; i < conn->n_lanes && bytes > conn->piece; i++) {
+        if (wake_lane(&conn->lanes[i]))
+            bytes -= bytes < conn->piece ? bytes : conn->piece;
+    }
+    pthread_mutex_unlock(&conn->lock);
+}
+
+void conn_work(struct conn *conn)
+{
+    bool alone;
+
+    lane_kick(&conn->lanes[0], 1);
+    if (conn->sends) {
+        spread(conn);
+        return;
+    }
+    pthread_mutex_lock(&conn->lock);
+    alone = conn->dirty && !conn->lanes[0].up;
+    pthread_mutex_unlock(&conn->lock);
+    if (alone)
+        conn_wake_lanes(conn, NULL);
+}
+
+/* ---- the sender's side ---- */
+
+int conn_acked(struct conn *conn, uint64_t acked)
+{
+    if (acked > conn->cut)
+        return -EPROTO;
+    if (acked > conn->acked)
+        conn->acked = acked;
+    return 0;
+}
+
+static int confirm(struct lane *lane, uint64_t count)
+{
+    if (count > lane->count)
+        return -EPROTO;
+    if (count > lane->told)
+        lane->told = count;
+    return 0;
+}
+
+int conn_settle(struct lane *lane, uint64_t count)
+{
+    struct conn *conn = lane->conn;
+
+    if (lane->settled)
+        return count == lane->count ? 0 : -EPROTO;
+    if (count < lane->told || confirm(lane, count) != 0)
+        return -EPROTO;
+    for (uint64_t n = count + 1; n <= lane->count; n++) {
+        const struct piece *p = &lane->sent[n % RING];
+
+        if (p->seq >= conn->acked) {
+            conn->redo[conn->n_redo++] = *p;
+            atomic_fetch_add_explicit(&engine.resent, 1, memory_order_relaxed);
+        }
+    }
+    lane->count = count;
+    lane->settled = true;
+    return 0;
+}
+
+/* CONTROL frames of several lanes may overtake each other; each is a whole state, and what is older says nothing new. */
+static int take_words(struct conn *conn, const unsigned char *body, uint32_t n)
+{
+    if (n != (uint32_t)conn->n_lanes)
+        return -EPROTO;
+    for (uint32_t i = 0; i < n; i++) {
+        struct lane *about = &conn->lanes[i];
+        struct lc_tcp_lane_word word;
+        int err = 0;
+
+        memcpy(&word, body + i * sizeof(word), sizeof(word));
+        if (about->up && word.epoch == about->epoch)
+            err = confirm(about, word.count);
+        else if (!about->up && !about->settled && !word.open && word.epoch >= about->epoch)
+            err = conn_settle(about, word.count);
+        if (err)
+            return err;
+    }
+    return 0;
+}
+
+int conn_take_control(struct lane *lane, const struct lc_tcp_frame *f, const unsigned char *body)
+{
+    struct conn *conn = lane->conn;
+    const unsigned char *sizes = body + f->arg * sizeof(struct lc_tcp_lane_word);
+    int err;
+
+    pthread_mutex_lock(&conn->lock);
+    err = take_words(conn, body, f->arg);
+    if (!err)
+        err = conn_acked(conn, f->seq);
+    for (uint64_t i = 0; !err && i < f->size - f->seq; i++) {
+        uint64_t seq = f->seq + i;
+
+        if (seq >= conn->acked)
+            memcpy(&conn->credit_size[seq % LC_TCP_WINDOW], sizes + i * 8, 8);
+    }
+    if (!err && f->size > conn->credit)
+        conn->credit = f->size;
+    pthread_mutex_unlock(&conn->lock);
+    if (!err)
+        spread(conn);
+    return err;
+}
+
+/* The next piece that this lane may send; false: none. With conn->lock held. */
+static bool next_piece(struct lane *lane, struct piece *out)
+{
+    struct conn *conn = lane->conn;
+    struct lc_net_request *r;
+    uint64_t left;
+
+    if (lane->count - lane->told >= RING)
+        return false;
+    while (conn->n_redo) {
+        *out = conn->redo[--conn->n_redo];
+        if (out->seq >= conn->acked)
+            return true;
+    }
+    if (conn->cut >= conn->posted || conn->cut >= conn->credit)
+        return false;
+    r = &conn->ring[conn->cut % LC_TCP_WINDOW];
+    left = r->size - r->moved;
+    *out = (struct piece){ r->seq, r->moved, left < conn->piece ? left : conn->piece };
+    /* Too long: the receiver shall see its length, and not a byte of it. */
+    if (r->size > conn->credit_size[r->seq % LC_TCP_WINDOW])
+        *out = (struct piece){ r->seq, 0, 0 };
+    r->moved += out->length;
+    if (out->length == left || out->length == 0)
+        conn->cut++;
+    return true;
+}
+
+static void add_frame(struct lane *lane, int at, const struct lc_tcp_frame *f, void *data,
+                      size_t size)
+{
+    lane->heads[at] = *f;
+    lane->iov[lane->iov_n++] = (struct iovec){ &lane->heads[at], sizeof(*f) };
+    if (size)
+        lane->iov[lane->iov_n++] = (struct iovec){ data, size };
+}
+
+static int fill_notices(struct lane *lane)
+{
+    struct conn *conn = lane->conn;
+    int n = 0;
+
+    for (int i = 0; i < conn->n_lanes && n < BATCH; i++) {
+        struct lane *about = &conn->lanes[i];
+        struct lc_tcp_frame f = { .magic = LC_TCP_FRAME_MAGIC,
+                                  .type = LC_TCP_DOWN,
+                                  .lane = (uint8_t)i,
+                                  .arg = about->tried };
+
+        if (about->up || about->settled || about->announced_by >= 0)
+            continue;
+        about->announced_by = lane->index;
+        add_frame(lane, n++, &f, NULL, 0);
+    }
+    return n;
+}
+
+static void fill_sender(struct lane *lane)
+{
+    struct conn *conn = lane->conn;
+    int n = fill_notices(lane);
+    uint64_t bytes = 0;
+    struct piece p;
+
+    while (n < BATCH && bytes < conn->piece && next_piece(lane, &p)) {
+        const struct lc_net_request *r = &conn->ring[p.seq % LC_TCP_WINDOW];
+        struct lc_tcp_frame f = { .magic = LC_TCP_FRAME_MAGIC,
+                                  .type = LC_TCP_PIECE,
+                                  .lane = (uint8_t)lane->index,
+                                  .number = ++lane->count,
+                                  .seq = p.seq,
+                                  .size = r->size,
+                                  .offset = p.offset,
+                                  .length = p.length,
+                                  .tag = r->tag };
+
+        lane->sent[lane->count % RING] = p;
+        add_frame(lane, n++, &f, r->data + p.offset, p.length);
+        bytes += p.length;
+    }
+}
+
+/* ---- the receiver's side ---- */
+
+static void fill_receiver(struct lane *lane)
+{
+    struct conn *conn = lane->conn;
+    uint64_t n = conn->posted - conn->acked;
+    unsigned char *at = lane->out;
+    struct lc_tcp_frame f = { .magic = LC_TCP_FRAME_MAGIC,
+                              .type = LC_TCP_CONTROL,
+                              .lane = (uint8_t)lane->index,
+                              .seq = conn->acked,
+                              .size = conn->posted,
+                              .arg = (uint32_t)conn->n_lanes };
+
+    if (!conn->dirty)
+        return;
+    conn->dirty = false;
+    for (int i = 0; i < conn->n_lanes; i++) {
+        struct lane *about = &conn->lanes[i];
+        struct lc_tcp_lane_word word = { about->count, about->epoch, about->up };
+
+        about->told = about->count;
+        memcpy(at, &word, sizeof(word));
+        at += sizeof(word);
+    }
+    for (uint64_t i = 0; i < n; i++) {
+        memcpy(at, &conn->ring[(conn->acked + i) % LC_TCP_WINDOW].size, 8);
+        at += 8;
+    }
+    f.length = (uint64_t)(at - lane->out);
+    add_frame(lane, 0, &f, lane->out, f.length);
+}
+
+static int find_message(struct conn *conn, const struct lc_tcp_frame *f)
+{
+    struct lc_net_request *r = &conn->ring[f->seq % LC_TCP_WINDOW];
+
+    if (f->seq < conn->acked || f->seq >= conn->posted || r->complete)
+        return -EPROTO;
+    if (f->size > r->size)
+        return -EMSGSIZE;
+    if (r->known ? r->length != f->size : r->moved != 0)
+        return -EPROTO;
+    if (f->length > f->size - r->moved)
+        return -EPROTO;
+    r->known = true;
+    r->length = f->size;
+    return 0;
+}
+
+int conn_begin_piece(struct lane *lane, const struct lc_tcp_frame *f)
+{
+    struct conn *conn = lane->conn;
+    struct lc_net_request *r = &conn->ring[f->seq % LC_TCP_WINDOW];
+    char text[CAUSE];
+    int err;
+
+    pthread_mutex_lock(&conn->lock);
+    err = f->number == lane->count + 1 ? find_message(conn, f) : -EPROTO;
+    if (err == -EMSGSIZE) {
+        (void)snprintf(text, sizeof(text),
+                       "a message of %" PRIu64 " bytes came for a buffer of %" PRIu64, f->size,
+                       r->size);
+        conn_fail_locked(conn, err, text);
+    }
+    if (!err && conn->error)
+        err = conn->error;
+    if (!err) {
+        lane->rx = *f;
+        lane->dst = r->data + f->offset;
+        lane->dst_left = f->length;
+        lane->in_piece = true;
+    }
+    pthread_mutex_unlock(&conn->lock);
+    return err;
+}
+
+void conn_end_piece(struct lane *lane)
+{
+    struct conn *conn = lane->conn;
+    struct lc_net_request *r = &conn->ring[lane->rx.seq % LC_TCP_WINDOW];
+
+    pthread_mutex_lock(&conn->lock);
+    lane->count++;
+    r->moved += lane->rx.length;
+    if (r->moved == r->length) {
+        r->complete = true;
+        while (conn->acked < conn->posted && conn->ring[conn->acked % LC_TCP_WINDOW].complete &&
+               conn->ring[conn->acked % LC_TCP_WINDOW].seq == conn->acked)
+            conn->acked++;
+        conn->dirty = true;
+    }
+    if (lane->count - lane->told >= RING / 4)
+        conn->dirty = true;
+    pthread_mutex_unlock(&conn->lock);
+}
+
+/* Whoever moves the other lane ends it: waiting for its lock here could be waiting in a circle. */
+int conn_down(struct lane *lane, const struct lc_tcp_frame *f)
+{
+    struct conn *conn = lane->conn;
+    struct lane *about = &conn->lanes[f->lane];
+
+    if (f->lane >= conn->n_lanes || about == lane)
+        return -EPROTO;
+    pthread_mutex_lock(&conn->lock);
+    if (f->arg > about->retire)
+        about->retire = f->arg;
+    if (!about->up && about->retire > about->epoch)
+        about->epoch = about->retire;
+    conn->dirty = true;
+    pthread_mutex_unlock(&conn->lock);
+    lane_kick(about, 1);
+    return 0;
+}
+
+/* ---- both ---- */
+
+int conn_bye(struct lane *lane, const struct lc_tcp_frame *f)
+{
+    struct conn *conn = lane->conn;
+    int err = 0;
+
+    pthread_mutex_lock(&conn->lock);
+    if (conn->sends)
+        err = conn_acked(conn, f->seq);
+    conn->peer_gone = true;
+    conn->told = true;
+    if (!err && conn->acked < conn->posted)
+        conn_fail_locked(conn, -EREMOTEIO, "the other side closed the connection");
+    pthread_mutex_unlock(&conn->lock);
+    return err;
+}
+
+static void fill_error(struct lane *lane)
+{
+    struct conn *conn = lane->conn;
+    size_t n = strnlen(conn->cause, LC_TCP_TEXT);
+    struct lc_tcp_frame f = { .magic = LC_TCP_FRAME_MAGIC,
+                              .type = LC_TCP_ERROR,
+                              .lane = (uint8_t)lane->index,
+                              .length = n,
+                              .arg = (uint32_t)-conn->error };
+
+    if (conn->told)
+        return;
+    conn->told = true;
+    memcpy(lane->out, conn->cause, n);
+    add_frame(lane, 0, &f, lane->out, n);
+}
+
+void conn_fill_batch(struct lane *lane)
+{
+    struct conn *conn = lane->conn;
+
+    pthread_mutex_lock(&conn->lock);
+    lane->iov_at = lane->iov_n = 0;
+    lane->idle = false;
+    if (conn->error)
+        fill_error(lane);
+    else if (conn->sends)
+        fill_sender(lane);
+    else
+        fill_receiver(lane);
+    if (lane->iov_n == 0)
+        lane->idle = true;
+    pthread_mutex_unlock(&conn->lock);
+}
+
+void conn_fill_bye(struct conn *conn, struct lc_tcp_frame *out)
+{
+    memset(out, 0, sizeof(*out));
+    out->magic = LC_TCP_FRAME_MAGIC;
+    out->type = LC_TCP_BYE;
+    pthread_mutex_lock(&conn->lock);
+    out->seq = conn->sends ? 0 : conn->acked;
+    pthread_mutex_unlock(&conn->lock);
+}
+
+/* After this nothing reads from or writes to the caller's buffers. */
+void conn_close(struct conn *conn)
+{
+    pthread_mutex_lock(&engine.lock);
+    engine_delist(conn);
+    if (!conn->sends)
+        engine_bury(conn);
+    pthread_mutex_unlock(&engine.lock);
+    for (int i = 0; i < conn->n_lanes; i++)
+        lane_close(&conn->lanes[i]);
+    pthread_mutex_lock(&conn->lock);
+    conn->closing = true;
+    pthread_mutex_unlock(&conn->lock);
+    conn_unref(conn);
+    engine_wake();
+}

@@ -1,0 +1,414 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the process has once: settings, devices, threads, the list of connections. */
+#include "common/config.h"
+#include "common/deadline.h"
+#include "common/log.h"
+#include "plugin/net/tcp/tcp_internal.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#define TOMBSTONE_NS ((int64_t)30 * 1000000000)
+#define LANE_BITS    5
+#define SLOT_BITS    27
+#define POOL_EVENTS  4
+#define POOL_BUDGET  16
+
+_Static_assert(LC_TCP_LANES <= 1 << LANE_BITS, "a lane's number fits");
+
+struct engine engine = {
+    .life = PTHREAD_MUTEX_INITIALIZER,
+    .lock = PTHREAD_MUTEX_INITIALIZER,
+    .pool_fd = -1,
+    .service_fd = -1,
+    .wake_fd = -1,
+    .stop_fd = -1,
+};
+
+/* ---- settings ---- */
+
+static int allowed_processors(void)
+{
+    cpu_set_t set;
+
+    /* More processors than the set holds: plenty. */
+    return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 64;
+}
+
+static int choose(size_t wanted, int automatic, int most)
+{
+    if (wanted == 0)
+        return automatic;
+    return wanted > (size_t)most ? most : (int)wanted;
+}
+
+static void read_settings(void)
+{
+    struct lc_config config;
+    int processors = allowed_processors();
+    int sockets = processors >= 8 ? 4 : processors >= 4 ? 3 : 2;
+    int threads = processors / 4;
+
+    (void)lc_config_load(&config);
+    engine.sockets = choose(config.net_sockets, sockets, LC_TCP_LANES);
+    threads = threads < 1 ? 1 : threads > 8 ? 8 : threads;
+    engine.threads_wanted = choose(config.net_threads, threads, 64);
+    engine.piece = config.net_piece < LC_TCP_PIECE_MIN   ? LC_TCP_PIECE_MIN
+                   : config.net_piece > LC_TCP_PIECE_MAX ? LC_TCP_PIECE_MAX
+                                                         : (uint32_t)config.net_piece;
+    engine.timeout_ns = (int64_t)(config.net_timeout ? config.net_timeout : 1) * 1000000000;
+    (void)lc_tcp_devices_find(config.net_speed > 100000000 ? 100000000 : (int)config.net_speed,
+                              &engine.devices, &engine.n_devices);
+}
+
+/* ---- forks: the child has copies of all descriptors and none of the threads ---- */
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&engine.lock);
+}
+
+static void after_fork_in_parent(void)
+{
+    pthread_mutex_unlock(&engine.lock);
+}
+
+/* As long as a child holds a socket, the peer does not see the parent's end. Only close and stores: other threads may
+ * have held any lock at the fork. */
+static void after_fork_in_child(void)
+{
+    atomic_store(&engine.dead, true);
+    for (struct conn *conn = engine.conns; conn; conn = conn->next) {
+        for (int i = 0; i < conn->n_lanes; i++) {
+            if (conn->lanes[i].fd >= 0)
+                close(conn->lanes[i].fd);
+        }
+    }
+    for (int i = 0; i < engine.n_devices; i++) {
+        if (engine.listeners && engine.listeners[i].fd >= 0)
+            close(engine.listeners[i].fd);
+    }
+    if (engine.running) {
+        close(engine.pool_fd);
+        close(engine.service_fd);
+        close(engine.wake_fd);
+        close(engine.stop_fd);
+    }
+    pthread_mutex_unlock(&engine.lock);
+}
+
+int engine_configure(void)
+{
+    int err = 0;
+
+    pthread_mutex_lock(&engine.life);
+    if (!engine.configured) {
+        read_settings();
+        engine.listeners = calloc((size_t)engine.n_devices + 1, sizeof(*engine.listeners));
+        if (engine.listeners) {
+            for (int i = 0; i < engine.n_devices; i++)
+                engine.listeners[i].fd = -1;
+            (void)pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+            engine.configured = true;
+        } else {
+            lc_tcp_devices_free(engine.devices, engine.n_devices);
+            engine.devices = NULL;
+            engine.n_devices = 0;
+            err = -ENOMEM;
+        }
+    }
+    pthread_mutex_unlock(&engine.life);
+    return err;
+}
+
+/* ---- the pool ---- */
+
+int engine_poll(struct lane *lane, int op)
+{
+    struct epoll_event event = { .events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
+                                 .data.u64 = lane->conn->slot << LANE_BITS |
+                                             (uint64_t)lane->index };
+
+    return epoll_ctl(engine.pool_fd, op, lane->fd, &event) == 0 ? 0 : -errno;
+}
+
+static struct conn *find_slot(uint64_t slot)
+{
+    size_t index = slot & ((1u << SLOT_BITS) - 1);
+    struct conn *conn = NULL;
+
+    pthread_mutex_lock(&engine.lock);
+    if (index < engine.n_slots && engine.slots[index] && engine.slots[index]->slot == slot) {
+        conn = engine.slots[index];
+        conn_ref(conn);
+    }
+    pthread_mutex_unlock(&engine.lock);
+    return conn;
+}
+
+void *pool_main(void *arg)
+{
+    struct epoll_event events[POOL_EVENTS];
+
+    while (!atomic_load(&engine.stop)) {
+        int n = epoll_wait(engine.pool_fd, events, POOL_EVENTS, -1);
+
+        for (int i = 0; i < n; i++) {
+            struct conn *conn = find_slot(events[i].data.u64 >> LANE_BITS);
+
+            if (!conn)
+                continue;
+            lane_kick(&conn->lanes[events[i].data.u64 & ((1u << LANE_BITS) - 1)], POOL_BUDGET);
+            conn_unref(conn);
+        }
+    }
+    return NULL;
+}
+
+/* ---- life ---- */
+
+static void close_fd(int *fd)
+{
+    if (*fd >= 0)
+        close(*fd);
+    *fd = -1;
+}
+
+static void close_polls(void)
+{
+    close_fd(&engine.pool_fd);
+    close_fd(&engine.service_fd);
+    close_fd(&engine.wake_fd);
+    close_fd(&engine.stop_fd);
+}
+
+static int open_polls(void)
+{
+    struct epoll_event wake = { .events = EPOLLIN, .data.ptr = NULL };
+    struct epoll_event stop = { .events = EPOLLIN, .data.u64 = UINT64_MAX };
+    int err;
+
+    engine.pool_fd = epoll_create1(EPOLL_CLOEXEC);
+    engine.service_fd = epoll_create1(EPOLL_CLOEXEC);
+    engine.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    engine.stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (engine.pool_fd < 0 || engine.service_fd < 0 || engine.wake_fd < 0 || engine.stop_fd < 0 ||
+        epoll_ctl(engine.service_fd, EPOLL_CTL_ADD, engine.wake_fd, &wake) != 0 ||
+        epoll_ctl(engine.pool_fd, EPOLL_CTL_ADD, engine.stop_fd, &stop) != 0) {
+        err = -errno;
+        close_polls();
+        return err;
+    }
+    return 0;
+}
+
+static void signal_fd(int fd)
+{
+    uint64_t one = 1;
+
+    (void)!write(fd, &one, sizeof(one));
+}
+
+void engine_wake(void)
+{
+    if (!atomic_exchange(&engine.attention, true))
+        signal_fd(engine.wake_fd);
+}
+
+static void join_threads(bool service)
+{
+    atomic_store(&engine.stop, true);
+    signal_fd(engine.stop_fd);
+    signal_fd(engine.wake_fd);
+    if (service)
+        pthread_join(engine.service, NULL);
+    for (int i = 0; i < engine.n_threads; i++)
+        pthread_join(engine.threads[i], NULL);
+    engine.n_threads = 0;
+    free(engine.threads);
+    engine.threads = NULL;
+}
+
+/* The threads take no signals: a handler of the host program shall run where it always did. */
+static int start_threads(void)
+{
+    sigset_t all;
+    sigset_t old;
+    int err;
+
+    engine.threads = calloc((size_t)engine.threads_wanted, sizeof(*engine.threads));
+    if (!engine.threads)
+        return -ENOMEM;
+    atomic_store(&engine.stop, false);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    err = pthread_create(&engine.service, NULL, service_main, NULL);
+    if (!err) {
+        (void)pthread_setname_np(engine.service, "lc-net");
+        while (!err && engine.n_threads < engine.threads_wanted) {
+            err = pthread_create(&engine.threads[engine.n_threads], NULL, pool_main, NULL);
+            if (!err)
+                (void)pthread_setname_np(engine.threads[engine.n_threads++], "lc-net-pool");
+        }
+        if (err)
+            join_threads(true);
+    } else {
+        join_threads(false);
+    }
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    return -err;
+}
+
+/* With life held. */
+static int start(void)
+{
+    int err = open_polls();
+
+    if (err)
+        goto failed;
+    err = start_threads();
+    if (err)
+        goto close_polls;
+    pthread_mutex_lock(&engine.lock);
+    engine.running = true;
+    pthread_mutex_unlock(&engine.lock);
+    return 0;
+
+close_polls:
+    close_polls();
+failed:
+    lc_error("the net plugin cannot start its threads: %s", strerror(-err));
+    return err;
+}
+
+/* With life held. In the list are those who began to connect and never came back; at the end of the process also what
+ * NCCL still holds, whose memory stays. */
+static void stop(void)
+{
+    join_threads(true);
+    while (engine.conns) {
+        if (engine.conns->claimed)
+            conn_ref(engine.conns);
+        conn_close(engine.conns);
+    }
+    pthread_mutex_lock(&engine.lock);
+    service_close_listeners();
+    memset(engine.tombstones, 0, sizeof(engine.tombstones));
+    engine.running = false;
+    close_polls();
+    free(engine.slots);
+    engine.slots = NULL;
+    engine.n_slots = 0;
+    pthread_mutex_unlock(&engine.lock);
+}
+
+int engine_hold(void)
+{
+    int err = 0;
+
+    if (atomic_load(&engine.dead))
+        return -ECHILD;
+    pthread_mutex_lock(&engine.life);
+    if (!engine.running)
+        err = start();
+    if (!err)
+        engine.users++;
+    pthread_mutex_unlock(&engine.life);
+    return err;
+}
+
+void engine_drop(void)
+{
+    if (atomic_load(&engine.dead))
+        return;
+    pthread_mutex_lock(&engine.life);
+    if (--engine.users == 0)
+        stop();
+    pthread_mutex_unlock(&engine.life);
+}
+
+/* The library is unloaded, or the process ends by exit(). NCCL's interfaces before v11 never
+ * say that they are done. */
+__attribute__((destructor)) static void unload(void)
+{
+    if (atomic_load(&engine.dead))
+        return;
+    pthread_mutex_lock(&engine.life);
+    if (engine.running)
+        stop();
+    engine.users = 0;
+    lc_tcp_devices_free(engine.devices, engine.n_devices);
+    free(engine.listeners);
+    engine.devices = NULL;
+    engine.n_devices = 0;
+    engine.listeners = NULL;
+    engine.configured = false;
+    /* An exit handler that runs later may still close its connections. */
+    atomic_store(&engine.dead, true);
+    pthread_mutex_unlock(&engine.life);
+}
+
+/* ---- lists ---- */
+
+/* With engine.lock held. A slot's upper bits count its uses, so that an event that is still on its way finds nobody. */
+int engine_enlist(struct conn *conn)
+{
+    static uint32_t uses;
+    size_t i = 0;
+
+    while (i < engine.n_slots && engine.slots[i])
+        i++;
+    if (i == engine.n_slots) {
+        size_t n = engine.n_slots ? 2 * engine.n_slots : 64;
+        struct conn **more;
+
+        if (n > (size_t)1 << SLOT_BITS)
+            return -EMFILE;
+        more = realloc(engine.slots, n * sizeof(*more));
+        if (!more)
+            return -ENOMEM;
+        memset(more + engine.n_slots, 0, (n - engine.n_slots) * sizeof(*more));
+        engine.slots = more;
+        engine.n_slots = n;
+    }
+    conn->slot = (uint64_t)++uses << SLOT_BITS | i;
+    engine.slots[i] = conn;
+    conn->next = engine.conns;
+    conn->link = &engine.conns;
+    if (conn->next)
+        conn->next->link = &conn->next;
+    engine.conns = conn;
+    conn_ref(conn);
+    return 0;
+}
+
+void engine_delist(struct conn *conn)
+{
+    if (!conn->link)
+        return;
+    engine.slots[conn->slot & ((1u << SLOT_BITS) - 1)] = NULL;
+    *conn->link = conn->next;
+    if (conn->next)
+        conn->next->link = conn->link;
+    conn->link = NULL;
+    conn_unref(conn);
+}
+
+void engine_bury(struct conn *conn)
+{
+    struct tombstone *t = &engine.tombstones[engine.n_tombstones++ % TOMBSTONES];
+
+    memcpy(t->id, conn->id, sizeof(t->id));
+    memcpy(t->token, conn->token, sizeof(t->token));
+    pthread_mutex_lock(&conn->lock);
+    t->acked = conn->acked;
+    pthread_mutex_unlock(&conn->lock);
+    t->until = lc_now_ns() + TOMBSTONE_NS;
+}

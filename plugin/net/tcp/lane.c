@@ -1,0 +1,371 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Bytes of one socket: reading frames, writing batches. */
+#include "common/deadline.h"
+#include "common/log.h"
+#include "plugin/net/tcp/tcp_internal.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define READ_MAX ((size_t)1 << 20) /* of one readv: bounds the time of a call */
+
+void lane_init(struct lane *lane, struct conn *conn, int index)
+{
+    lane->conn = conn;
+    lane->index = index;
+    pthread_mutex_init(&lane->io, NULL);
+    lane->fd = -1;
+    lane->settled = true;
+    lane->announced_by = -1;
+    lane->next_dial = conn->sends ? 0 : INT64_MAX;
+}
+
+/* Nothing of the caller's buffers is referred to afterwards. */
+static void reset(struct lane *lane)
+{
+    lane->in_start = lane->in_end = 0;
+    lane->dst = NULL;
+    lane->dst_left = 0;
+    lane->in_piece = false;
+    lane->out_cut = false;
+    lane->iov_at = lane->iov_n = 0;
+}
+
+/* The number is forgotten first: a child of a fork in between must not close it twice. */
+static void close_socket(struct lane *lane)
+{
+    int fd = lane->fd;
+
+    lane->fd = -1;
+    if (fd >= 0)
+        close(fd);
+    reset(lane);
+}
+
+/* With conn->lock held, before the socket is closed: see engine_poll. */
+static void mark_down(struct lane *lane)
+{
+    struct conn *conn = lane->conn;
+
+    lane->up = false;
+    if (--conn->n_up == 0)
+        conn->down_since = lc_now_ns();
+    for (int i = 0; i < conn->n_lanes; i++) {
+        if (conn->lanes[i].announced_by == lane->index)
+            conn->lanes[i].announced_by = -1;
+    }
+    lane->announced_by = -1;
+    if (lane->retire > lane->epoch)
+        lane->epoch = lane->retire;
+    if (conn->sends) {
+        lane->settled = false;
+        lane->next_dial = 0;
+    } else {
+        conn->dirty = true; /* CONTROL is a state: what was on its way is said again */
+    }
+}
+
+void lane_break(struct lane *lane, const char *cause)
+{
+    struct conn *conn = lane->conn;
+    bool quiet;
+
+    pthread_mutex_lock(&conn->lock);
+    quiet = conn->closing || conn->peer_gone || conn->error;
+    if (lane->up)
+        mark_down(lane);
+    if (!conn->error)
+        (void)snprintf(conn->cause, sizeof(conn->cause), "%s", cause);
+    pthread_mutex_unlock(&conn->lock);
+    close_socket(lane);
+    if (quiet)
+        return;
+    atomic_fetch_add_explicit(&engine.broken, 1, memory_order_relaxed);
+    lc_info("socket %d of the connection with %s over %s broke: %s", lane->index, conn->peer_text,
+            engine.devices ? engine.devices[conn->dev].name : "?", cause);
+    conn_wake_lanes(conn, lane);
+    engine_wake();
+}
+
+void lane_close(struct lane *lane)
+{
+    struct conn *conn = lane->conn;
+
+    pthread_mutex_lock(&lane->io);
+    if (lane->fd >= 0 && !lane->out_cut) {
+        struct lc_tcp_frame bye;
+
+        conn_fill_bye(conn, &bye);
+        (void)!send(lane->fd, &bye, sizeof(bye), MSG_NOSIGNAL | MSG_DONTWAIT);
+    }
+    pthread_mutex_lock(&conn->lock);
+    if (lane->up)
+        mark_down(lane);
+    lane->next_dial = INT64_MAX;
+    pthread_mutex_unlock(&conn->lock);
+    close_socket(lane);
+    pthread_mutex_unlock(&lane->io);
+}
+
+void lane_attach(struct lane *lane, int fd, uint32_t epoch)
+{
+    struct conn *conn = lane->conn;
+
+    reset(lane);
+    lane->fd = fd;
+    if (lane->index > 0 && engine_poll(lane, EPOLL_CTL_ADD) != 0)
+        lc_warn("socket %d of the connection with %s cannot be polled: %s", lane->index,
+                conn->peer_text, strerror(errno));
+    pthread_mutex_lock(&conn->lock);
+    lane->epoch = epoch;
+    lane->up = true;
+    lane->idle = false;
+    lane->tries = 0;
+    lane->next_dial = INT64_MAX;
+    lane->announced_by = -1;
+    conn->n_up++;
+    conn->was_up = true;
+    conn->refused = 0;
+    conn->dirty = true;
+    pthread_mutex_unlock(&conn->lock);
+}
+
+/* ---- reading ---- */
+
+/* The text comes from outside: only what can be printed is kept. */
+static int take_error(struct lane *lane, const struct lc_tcp_frame *f, const unsigned char *body)
+{
+    char text[LC_TCP_TEXT + 1];
+
+    memcpy(text, body, f->length);
+    text[f->length] = '\0';
+    for (size_t i = 0; i < f->length; i++) {
+        if (body[i] < ' ' || body[i] > '~')
+            text[i] = '?';
+    }
+    pthread_mutex_lock(&lane->conn->lock);
+    lane->conn->told = true;
+    pthread_mutex_unlock(&lane->conn->lock);
+    conn_fail(lane->conn, -EREMOTEIO, "the other side failed: %s", text);
+    return 0;
+}
+
+static int take_frame(struct lane *lane, const struct lc_tcp_frame *f, const unsigned char *body)
+{
+    switch (f->type) {
+    case LC_TCP_PIECE: return conn_begin_piece(lane, f);
+    case LC_TCP_DOWN: return conn_down(lane, f);
+    case LC_TCP_CONTROL: return conn_take_control(lane, f, body);
+    case LC_TCP_ERROR: return take_error(lane, f, body);
+    default: return conn_bye(lane, f);
+    }
+}
+
+static void take_payload(struct lane *lane, size_t n)
+{
+    memcpy(lane->dst, lane->in + lane->in_start, n);
+    lane->dst += n;
+    lane->dst_left -= n;
+    lane->in_start += n;
+}
+
+/* 1: a frame was taken; 0: more bytes are needed; -EPROTO. */
+static int parse_one(struct lane *lane)
+{
+    size_t have = lane->in_end - lane->in_start;
+    struct lc_tcp_frame f;
+    size_t whole = sizeof(f);
+    int err;
+
+    if (have < sizeof(f))
+        return 0;
+    memcpy(&f, lane->in + lane->in_start, sizeof(f));
+    err = lc_tcp_frame_check(&f, !lane->conn->sends);
+    if (err)
+        return err;
+    if (f.type != LC_TCP_PIECE)
+        whole += f.length;
+    if (have < whole)
+        return 0;
+    err = take_frame(lane, &f, lane->in + lane->in_start + sizeof(f));
+    if (err)
+        return err;
+    lane->in_start += whole;
+    return 1;
+}
+
+int lane_parse(struct lane *lane)
+{
+    for (;;) {
+        size_t have = lane->in_end - lane->in_start;
+        int got;
+
+        if (lane->in_piece) {
+            if (lane->dst_left && have)
+                take_payload(lane, have < lane->dst_left ? have : lane->dst_left);
+            if (lane->dst_left)
+                break;
+            lane->in_piece = false;
+            conn_end_piece(lane);
+        }
+        got = parse_one(lane);
+        if (got < 0)
+            return got;
+        if (got == 0)
+            break;
+    }
+    if (lane->in_start) {
+        memmove(lane->in, lane->in + lane->in_start, lane->in_end - lane->in_start);
+        lane->in_end -= lane->in_start;
+        lane->in_start = 0;
+    }
+    return 0;
+}
+
+/* 1: something was read, 0: nothing there, -1: the lane is broken. */
+static int read_some(struct lane *lane)
+{
+    struct iovec iov[2];
+    int n = 0;
+    ssize_t got;
+    size_t direct = 0;
+
+    if (lane->dst_left) {
+        direct = lane->dst_left < READ_MAX ? lane->dst_left : READ_MAX;
+        iov[n++] = (struct iovec){ lane->dst, direct };
+    }
+    /* The next header, but not much of its payload, which would be copied once more. */
+    if (direct == lane->dst_left)
+        iov[n++] = (struct iovec){ lane->in + lane->in_end,
+                                   direct ? 512 : sizeof(lane->in) - lane->in_end };
+    do {
+        got = readv(lane->fd, iov, n);
+    } while (got < 0 && errno == EINTR);
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+        return 0;
+    if (got <= 0) {
+        lane_break(lane, got == 0 ? "closed by the other side" : strerror(errno));
+        return -1;
+    }
+    if (direct) {
+        size_t part = (size_t)got < direct ? (size_t)got : direct;
+
+        lane->dst += part;
+        lane->dst_left -= part;
+        got -= (ssize_t)part;
+    }
+    lane->in_end += (size_t)got;
+    if (lane_parse(lane) != 0) {
+        conn_fail(lane->conn, -EPROTO, "socket %d brought what is not our protocol", lane->index);
+        return -1;
+    }
+    return 1;
+}
+
+/* ---- writing ---- */
+
+static void advance(struct lane *lane, size_t n)
+{
+    lane->out_cut = true;
+    while (n) {
+        struct iovec *iov = &lane->iov[lane->iov_at];
+        size_t part = n < iov->iov_len ? n : iov->iov_len;
+
+        iov->iov_base = (char *)iov->iov_base + part;
+        iov->iov_len -= part;
+        n -= part;
+        if (iov->iov_len == 0)
+            lane->iov_at++;
+    }
+    if (lane->iov_at == lane->iov_n) {
+        lane->iov_at = lane->iov_n = 0;
+        lane->out_cut = false;
+    }
+}
+
+/* 1: something was written, 0: nothing to write or no room, -1: the lane is broken. */
+static int write_some(struct lane *lane)
+{
+    struct msghdr msg = { 0 };
+    ssize_t put;
+
+    if (lane->iov_n == 0)
+        conn_fill_batch(lane);
+    if (lane->iov_n == 0)
+        return 0;
+    msg.msg_iov = lane->iov + lane->iov_at;
+    msg.msg_iovlen = (size_t)(lane->iov_n - lane->iov_at);
+    do {
+        put = sendmsg(lane->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+    } while (put < 0 && errno == EINTR);
+    if (put < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS))
+        return 0;
+    if (put < 0) {
+        lane_break(lane, strerror(errno));
+        return -1;
+    }
+    advance(lane, (size_t)put);
+    return 1;
+}
+
+enum standing {
+    STANDS,
+    FAILED,
+    RETIRED,
+};
+
+static enum standing look(struct lane *lane)
+{
+    struct conn *conn = lane->conn;
+    enum standing standing = STANDS;
+
+    pthread_mutex_lock(&conn->lock);
+    if (lane->up && lane->retire >= lane->epoch)
+        standing = RETIRED;
+    else if (conn->error)
+        standing = FAILED;
+    pthread_mutex_unlock(&conn->lock);
+    return standing;
+}
+
+/* True if the budget ended before the work did. */
+static bool move(struct lane *lane, int budget)
+{
+    for (int i = 0; i < budget; i++) {
+        int got = 0;
+        int put;
+
+        if (lane->fd < 0)
+            return false;
+        switch (look(lane)) {
+        case RETIRED: lane_break(lane, "the other side has given it up"); return false;
+        case FAILED: break; /* nothing more is read: the caller's buffers are no longer ours */
+        default: got = read_some(lane); break;
+        }
+        if (lane->fd < 0)
+            return false;
+        put = write_some(lane);
+        if (got <= 0 && put <= 0)
+            return false;
+    }
+    return true;
+}
+
+void lane_kick(struct lane *lane, int budget)
+{
+    bool more = false;
+
+    atomic_store(&lane->again, true);
+    while (atomic_load(&lane->again) && pthread_mutex_trylock(&lane->io) == 0) {
+        atomic_store(&lane->again, false);
+        more = move(lane, budget);
+        if (more && lane->index > 0)
+            (void)engine_poll(lane, EPOLL_CTL_MOD);
+        pthread_mutex_unlock(&lane->io);
+    }
+}

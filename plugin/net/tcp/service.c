@@ -1,0 +1,829 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The service thread: hears whoever connects, dials, and ends what takes too long. Guests and dials are its alone. */
+#include "common/deadline.h"
+#include "common/log.h"
+#include "plugin/net/tcp/tcp_internal.h"
+
+#include <errno.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define GUESTS_MAX   512
+#define READY_MAX    1024
+#define HANDSHAKE_NS ((int64_t)10 * 1000000000)
+#define REFUSED_NS   ((int64_t)3 * 1000000000) /* no one listens there any more */
+#define RETRY_MIN_NS ((int64_t)2 * 1000000)
+#define RETRY_MAX_NS ((int64_t)1000 * 1000000)
+#define ACCEPTS      64 /* of one turn */
+#define EVENTS       32
+
+enum kind {
+    WAKE,
+    LISTENER,
+    GUEST,
+    DIAL,
+};
+
+/* One socket that the service thread polls. */
+struct talk {
+    enum kind kind;
+    int fd;
+    struct talk *next;
+    bool over; /* freed when the events at hand are done */
+    int64_t until;
+    size_t done; /* bytes of hello or reply */
+    struct lc_tcp_hello hello;
+
+    /* LISTENER */
+    int dev;
+    /* GUEST */
+    union lc_tcp_address from;
+    /* DIAL */
+    struct lane *lane; /* with a reference on its connection */
+    bool connected;
+    bool hello_sent;
+    struct lc_tcp_reply reply;
+};
+
+/* Listeners are changed with engine.lock held; the rest is the service thread's. */
+static struct talk *talks;
+static struct talk *listeners;
+static unsigned n_guests;
+static int64_t accept_after; /* no descriptors were left: not before */
+
+void set_options(int fd)
+{
+    int64_t seconds = engine.timeout_ns / 1000000000;
+    int on = 1;
+    int user_timeout = (int)(seconds * 500);
+    int idle = (int)(seconds / 4 + 1);
+    int interval = (int)(seconds / 12 + 1);
+    int count = 3;
+    int lowat = 256 << 10;
+
+    /* None is needed for the data to arrive; a kernel may lack some. */
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle));
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof(interval));
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof(count));
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &user_timeout, sizeof(user_timeout));
+    /* A lane that has this much unsent takes no further piece: another one may be faster. */
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &lowat, sizeof(lowat));
+}
+
+static int poll_talk(struct talk *talk, uint32_t events, bool add)
+{
+    struct epoll_event event = { .events = events, .data.ptr = talk };
+
+    return epoll_ctl(engine.service_fd, add ? EPOLL_CTL_ADD : EPOLL_CTL_MOD, talk->fd, &event) == 0
+               ? 0
+               : -errno;
+}
+
+/* The soft limit is the user's shell's, the hard one is the administrator's word: more is taken when it is needed. */
+static bool raise_limit(void)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= limit.rlim_max) {
+        lc_warn_once("no file descriptors are left (limit %lu, `ulimit -n`): connections get fewer "
+                     "sockets or none",
+                     (unsigned long)limit.rlim_cur);
+        return false;
+    }
+    limit.rlim_cur = limit.rlim_max;
+    if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
+        return false;
+    lc_info("the limit of file descriptors was raised to %lu", (unsigned long)limit.rlim_max);
+    return true;
+}
+
+static int open_socket(int family)
+{
+    int fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+    if (fd < 0 && errno == EMFILE && raise_limit())
+        fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    return fd < 0 ? -errno : fd;
+}
+
+/* ---- listening ---- */
+
+int service_listen(int dev, uint16_t *port)
+{
+    const struct lc_tcp_device *device = &engine.devices[dev];
+    struct listener *listener = &engine.listeners[dev];
+    union lc_tcp_address address = device->address;
+    socklen_t size = sizeof(address);
+    char text[LC_TCP_ADDRESS_TEXT];
+    struct talk *talk;
+    int err;
+    int fd;
+
+    if (listener->fd >= 0) {
+        *port = listener->port;
+        return 0;
+    }
+    talk = calloc(1, sizeof(*talk));
+    if (!talk)
+        return -ENOMEM;
+    fd = open_socket(address.sa.sa_family);
+    if (fd < 0) {
+        err = fd;
+        goto free_talk;
+    }
+    talk->kind = LISTENER;
+    talk->fd = fd;
+    talk->dev = dev;
+    if (bind(fd, &address.sa, lc_tcp_address_size(&address)) != 0 || listen(fd, 4096) != 0 ||
+        getsockname(fd, &address.sa, &size) != 0) {
+        err = -errno;
+        goto close_fd;
+    }
+    err = poll_talk(talk, EPOLLIN, true);
+    if (err)
+        goto close_fd;
+    listener->fd = fd;
+    listener->port = address.sa.sa_family == AF_INET ? address.v4.sin_port : address.v6.sin6_port;
+    talk->next = listeners;
+    listeners = talk;
+    *port = listener->port;
+    return 0;
+
+close_fd:
+    close(fd);
+free_talk:
+    free(talk);
+    lc_error("cannot listen on %s (%s): %s", device->name,
+             lc_tcp_address_text(&device->address, text), strerror(-err));
+    return err;
+}
+
+/* When no thread runs any more. */
+void service_close_listeners(void)
+{
+    while (listeners) {
+        struct talk *talk = listeners;
+
+        listeners = talk->next;
+        engine.listeners[talk->dev].fd = -1;
+        close(talk->fd);
+        free(talk);
+    }
+}
+
+static struct talk *add_talk(enum kind kind, int fd, int64_t until)
+{
+    struct talk *talk = calloc(1, sizeof(*talk));
+
+    if (!talk)
+        return NULL;
+    talk->kind = kind;
+    talk->fd = fd;
+    talk->until = until;
+    talk->next = talks;
+    talks = talk;
+    n_guests += kind == GUEST;
+    return talk;
+}
+
+/* `keep`: the socket has found its lane. */
+static void end_talk(struct talk *talk, bool keep)
+{
+    if (talk->over)
+        return;
+    talk->over = true;
+    n_guests -= talk->kind == GUEST;
+    if (keep)
+        (void)epoll_ctl(engine.service_fd, EPOLL_CTL_DEL, talk->fd, NULL);
+    else
+        close(talk->fd);
+    if (talk->lane)
+        conn_unref(talk->lane->conn);
+}
+
+static void free_ended(bool all)
+{
+    for (struct talk **link = &talks; *link;) {
+        struct talk *talk = *link;
+
+        if (all)
+            end_talk(talk, false);
+        if (!talk->over) {
+            link = &talk->next;
+            continue;
+        }
+        *link = talk->next;
+        free(talk);
+    }
+}
+
+static void accept_some(struct talk *listener, int64_t now)
+{
+    for (int i = 0; i < ACCEPTS; i++) {
+        union lc_tcp_address from = { 0 };
+        socklen_t size = sizeof(from);
+        struct talk *talk;
+        int fd = accept4(listener->fd, &from.sa, &size, SOCK_CLOEXEC | SOCK_NONBLOCK);
+
+        if (fd < 0 && (errno == EMFILE || errno == ENFILE) && !raise_limit()) {
+            /* It stays readable: without a pause this would be a busy loop. */
+            accept_after = now + 100000000;
+            (void)poll_talk(listener, 0, false);
+        }
+        if (fd < 0)
+            return;
+        /* The oldest strangers make room: a peer of ours needs a moment only. */
+        if (n_guests >= GUESTS_MAX) {
+            struct talk *oldest = NULL;
+
+            for (struct talk *t = talks; t; t = t->next)
+                oldest = t->kind == GUEST && !t->over ? t : oldest;
+            if (oldest) {
+                atomic_fetch_add(&engine.strangers, 1);
+                end_talk(oldest, false);
+            }
+        }
+        talk = add_talk(GUEST, fd, now + HANDSHAKE_NS);
+        if (!talk) {
+            close(fd);
+            return;
+        }
+        talk->from = from;
+        if (poll_talk(talk, EPOLLIN | EPOLLRDHUP, true) != 0)
+            end_talk(talk, false);
+    }
+}
+
+static void dismiss(struct talk *talk, const char *why)
+{
+    char text[LC_TCP_ADDRESS_TEXT];
+
+    atomic_fetch_add(&engine.strangers, 1);
+    lc_debug("%s %s: dismissed", lc_tcp_address_text(&talk->from, text), why);
+    end_talk(talk, false);
+}
+
+/* The connection that a hello belongs to, with a reference; a new one where its listen is open. */
+static struct conn *find_conn(const struct talk *talk, struct lc_tcp_reply *reply)
+{
+    const struct lc_tcp_hello *hello = &talk->hello;
+    struct conn *conn;
+
+    for (conn = engine.conns; conn; conn = conn->next) {
+        if (!conn->sends && same_bytes(conn->id, hello->id) &&
+            same_bytes(conn->token, hello->token) && conn->n_lanes == hello->lanes) {
+            conn_ref(conn);
+            return conn;
+        }
+    }
+    for (int i = 0; i < TOMBSTONES; i++) {
+        const struct tombstone *t = &engine.tombstones[i];
+
+        if (t->until > lc_now_ns() && same_bytes(t->id, hello->id) &&
+            same_bytes(t->token, hello->token)) {
+            reply->status = LC_TCP_CLOSED;
+            reply->acked = t->acked;
+            return NULL;
+        }
+    }
+    for (struct lc_net_listen *l = engine.listens; l; l = l->next) {
+        struct conn **last;
+
+        if (!same_bytes(l->token, hello->token) || l->n_ready >= READY_MAX)
+            continue;
+        conn = conn_new(false, l->dev, hello->lanes, hello->piece);
+        if (!conn || engine_enlist(conn) != 0) {
+            if (conn)
+                conn_unref(conn);
+            return NULL;
+        }
+        memcpy(conn->id, hello->id, sizeof(conn->id));
+        memcpy(conn->token, hello->token, sizeof(conn->token));
+        conn->peer = talk->from;
+        (void)lc_tcp_address_text(&conn->peer, conn->peer_text);
+        conn->expires = INT64_MAX;
+        for (last = &l->ready; *last;)
+            last = &(*last)->next_ready;
+        *last = conn;
+        l->n_ready++;
+        conn_ref(conn);
+        return conn;
+    }
+    return NULL;
+}
+
+static bool token_is_known(const uint8_t *token)
+{
+    bool known = false;
+
+    pthread_mutex_lock(&engine.lock);
+    for (struct lc_net_listen *l = engine.listens; l && !known; l = l->next)
+        known = same_bytes(l->token, token);
+    for (struct conn *c = engine.conns; c && !known; c = c->next)
+        known = !c->sends && same_bytes(c->token, token);
+    for (int i = 0; i < TOMBSTONES && !known; i++)
+        known = engine.tombstones[i].until > 0 && same_bytes(engine.tombstones[i].token, token);
+    pthread_mutex_unlock(&engine.lock);
+    return known;
+}
+
+static bool send_reply(int fd, const struct lc_tcp_reply *reply)
+{
+    /* The first bytes on a new socket: they always fit. */
+    return send(fd, reply, sizeof(*reply), MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof(*reply);
+}
+
+/* The guest's socket becomes the lane's, whose earlier one ends here: from now on nothing that it may still hold is
+ * taken, so the count in the reply is its last word. */
+static bool seat_guest(struct talk *talk, struct lane *lane, struct lc_tcp_reply *reply)
+{
+    struct conn *conn = lane->conn;
+    uint32_t epoch = talk->hello.epoch;
+    bool ok = false;
+
+    pthread_mutex_lock(&lane->io);
+    pthread_mutex_lock(&conn->lock);
+    if (conn->closing || conn->error)
+        reply->status = LC_TCP_UNKNOWN;
+    else if (epoch <= lane->epoch || epoch <= lane->retire)
+        reply->status = LC_TCP_STALE;
+    else
+        ok = true;
+    pthread_mutex_unlock(&conn->lock);
+    if (ok && lane->fd >= 0)
+        lane_break(lane, "replaced by the other side");
+    pthread_mutex_lock(&conn->lock);
+    reply->count = lane->count;
+    reply->acked = conn->acked;
+    pthread_mutex_unlock(&conn->lock);
+    set_options(talk->fd);
+    if (ok && send_reply(talk->fd, reply)) {
+        (void)epoll_ctl(engine.service_fd, EPOLL_CTL_DEL, talk->fd, NULL);
+        lane_attach(lane, talk->fd, epoch);
+    } else if (ok) {
+        ok = false;
+        reply->status = LC_TCP_STATUSES; /* nothing more to say */
+    }
+    pthread_mutex_unlock(&lane->io);
+    return ok;
+}
+
+static void admit(struct talk *talk)
+{
+    struct lc_tcp_reply reply = { .magic = LC_TCP_MAGIC,
+                                  .version = LC_TCP_VERSION,
+                                  .status = LC_TCP_WELCOME,
+                                  .epoch = talk->hello.epoch };
+    struct conn *conn;
+    bool seated = false;
+
+    if (lc_tcp_hello_check(&talk->hello) != 0) {
+        dismiss(talk, "speaks another version of the protocol");
+        return;
+    }
+    pthread_mutex_lock(&engine.lock);
+    conn = find_conn(talk, &reply);
+    pthread_mutex_unlock(&engine.lock);
+    if (conn) {
+        struct lane *lane = &conn->lanes[talk->hello.lane];
+
+        seated = seat_guest(talk, lane, &reply);
+        if (seated) {
+            talk->over = true;
+            n_guests--;
+            lane_kick(lane, 1);
+        }
+        conn_unref(conn);
+    } else if (reply.status == LC_TCP_WELCOME) {
+        reply.status = LC_TCP_UNKNOWN;
+    }
+    if (!seated) {
+        if (reply.status < LC_TCP_STATUSES)
+            (void)send_reply(talk->fd, &reply);
+        end_talk(talk, false);
+    }
+}
+
+static void hear_guest(struct talk *talk)
+{
+    while (talk->done < sizeof(talk->hello)) {
+        ssize_t got = recv(talk->fd, (char *)&talk->hello + talk->done,
+                           sizeof(talk->hello) - talk->done, MSG_DONTWAIT);
+
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+            return;
+        if (got <= 0) {
+            dismiss(talk, "went before it had said what it wants");
+            return;
+        }
+        talk->done += (size_t)got;
+        if (talk->done >= LC_TCP_TOKEN && talk->done - (size_t)got < LC_TCP_TOKEN &&
+            !token_is_known(talk->hello.token)) {
+            dismiss(talk, "does not know a token");
+            return;
+        }
+    }
+    admit(talk);
+}
+
+/* ---- dialling ---- */
+
+static void redial(struct talk *talk, const char *cause, bool refused)
+{
+    struct lane *lane = talk->lane;
+    struct conn *conn = lane->conn;
+    int64_t now = lc_now_ns();
+    int64_t pause = RETRY_MIN_NS;
+    bool dead = false;
+
+    pthread_mutex_lock(&conn->lock);
+    for (unsigned i = 0; i < lane->tries && pause < RETRY_MAX_NS; i++)
+        pause *= 2;
+    lane->tries++;
+    lane->next_dial = now + (pause < RETRY_MAX_NS ? pause : RETRY_MAX_NS);
+    atomic_store(&engine.attention, true);
+    if (!refused) {
+        conn->refused = 0;
+    } else if (conn->refused++ == 0) {
+        conn->refused_since = now;
+    } else if (conn->n_up == 0 && conn->refused >= 3 && now - conn->refused_since > REFUSED_NS) {
+        dead = true;
+    }
+    if (conn->n_up == 0 && !conn->error)
+        (void)snprintf(conn->cause, sizeof(conn->cause), "%s", cause);
+    pthread_mutex_unlock(&conn->lock);
+    if (dead)
+        conn_fail(conn, -EREMOTEIO, "the other process has ended (%s)", cause);
+    lc_debug("dialling %s, socket %d: %s", conn->peer_text, lane->index, cause);
+    end_talk(talk, false);
+}
+
+/* Where routes alone decide, a packet may leave by another interface than NCCL has chosen. */
+static void bind_to_device(int fd, const struct conn *conn, unsigned tries)
+{
+    const struct lc_tcp_device *device = &engine.devices[conn->dev];
+    union lc_tcp_address from = device->address;
+
+    if (from.sa.sa_family != conn->peer.sa.sa_family)
+        return;
+    if (from.sa.sa_family == AF_INET)
+        from.v4.sin_port = 0;
+    else
+        from.v6.sin6_port = 0;
+    /* Inside one machine packets take the loopback interface, whatever the address. If the peer cannot be reached
+     * through the device, every other attempt lets the routes decide, as NCCL does. */
+    if (tries % 2 == 1 || lc_tcp_address_is_local(&conn->peer))
+        return;
+    (void)bind(fd, &from.sa, lc_tcp_address_size(&from));
+    if (engine.n_devices > 1)
+        (void)setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, device->name,
+                         (socklen_t)strlen(device->name));
+}
+
+static void dial(struct lane *lane, uint32_t epoch, unsigned tries, int64_t now)
+{
+    struct conn *conn = lane->conn;
+    int fd = open_socket(conn->peer.sa.sa_family);
+    int64_t patience = engine.timeout_ns / 4 + 1000000000;
+    struct talk *talk = add_talk(DIAL, fd,
+                                 now + (patience < HANDSHAKE_NS ? patience : HANDSHAKE_NS));
+
+    if (!talk) {
+        if (fd >= 0)
+            close(fd);
+        pthread_mutex_lock(&conn->lock);
+        lane->next_dial = now + RETRY_MAX_NS;
+        pthread_mutex_unlock(&conn->lock);
+        conn_unref(conn);
+        return;
+    }
+    talk->lane = lane;
+    memcpy(talk->hello.token, conn->token, sizeof(talk->hello.token));
+    memcpy(talk->hello.id, conn->id, sizeof(talk->hello.id));
+    talk->hello.magic = LC_TCP_MAGIC;
+    talk->hello.version = LC_TCP_VERSION;
+    talk->hello.lane = (uint16_t)lane->index;
+    talk->hello.lanes = (uint16_t)conn->n_lanes;
+    talk->hello.epoch = epoch;
+    talk->hello.piece = conn->piece;
+    if (fd < 0) {
+        redial(talk, strerror(-fd), false);
+        return;
+    }
+    set_options(fd);
+    bind_to_device(fd, conn, tries);
+    if (connect(fd, &conn->peer.sa, lc_tcp_address_size(&conn->peer)) != 0 &&
+        errno != EINPROGRESS && errno != EINTR) {
+        redial(talk, strerror(errno), errno == ECONNREFUSED);
+        return;
+    }
+    if (poll_talk(talk, EPOLLOUT | EPOLLIN | EPOLLRDHUP, true) != 0)
+        redial(talk, strerror(errno), false);
+}
+
+/* True if the whole hello has gone. */
+static bool say_hello(struct talk *talk)
+{
+    int err = 0;
+    socklen_t size = sizeof(err);
+    ssize_t put;
+
+    if (!talk->connected) {
+        if (getsockopt(talk->fd, SOL_SOCKET, SO_ERROR, &err, &size) != 0)
+            err = errno;
+        if (err) {
+            redial(talk, strerror(err), err == ECONNREFUSED);
+            return false;
+        }
+        talk->connected = true;
+    }
+    put = send(talk->fd, &talk->hello, sizeof(talk->hello), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (put < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR || errno == ENOTCONN))
+        return false;
+    if (put != sizeof(talk->hello)) { /* the first bytes on a socket always fit */
+        redial(talk, put < 0 ? strerror(errno) : "a hello was cut", false);
+        return false;
+    }
+    talk->hello_sent = true;
+    return true;
+}
+
+static void attach_dialled(struct talk *talk)
+{
+    struct lane *lane = talk->lane;
+    struct conn *conn = lane->conn;
+    bool ok = false;
+    int err;
+
+    pthread_mutex_lock(&lane->io);
+    pthread_mutex_lock(&conn->lock);
+    err = conn_settle(lane, talk->reply.count);
+    if (!err)
+        err = conn_acked(conn, talk->reply.acked);
+    ok = !err && !conn->closing && !conn->error;
+    pthread_mutex_unlock(&conn->lock);
+    if (ok) {
+        (void)epoll_ctl(engine.service_fd, EPOLL_CTL_DEL, talk->fd, NULL);
+        lane_attach(lane, talk->fd, talk->hello.epoch);
+    }
+    pthread_mutex_unlock(&lane->io);
+    if (err)
+        conn_fail(conn, -EPROTO, "the other side counts more pieces than were sent");
+    if (ok) {
+        talk->over = true;
+        conn_work(conn);
+        lane_kick(lane, 1);
+        conn_unref(conn);
+    } else {
+        end_talk(talk, false);
+    }
+}
+
+static void take_reply(struct talk *talk)
+{
+    struct conn *conn = talk->lane->conn;
+    int err = lc_tcp_reply_check(&talk->reply);
+
+    if (err || talk->reply.epoch != talk->hello.epoch) {
+        redial(talk, "something else than the peer answered", false);
+        return;
+    }
+    switch (talk->reply.status) {
+    case LC_TCP_WELCOME: attach_dialled(talk); return;
+    case LC_TCP_STALE: redial(talk, "too late", false); return;
+    case LC_TCP_CLOSED:
+        pthread_mutex_lock(&conn->lock);
+        err = conn_acked(conn, talk->reply.acked);
+        conn->peer_gone = true;
+        conn->told = true;
+        if (err || conn->acked < conn->posted)
+            conn_fail_locked(conn, -EREMOTEIO, "the other side closed the connection");
+        pthread_mutex_unlock(&conn->lock);
+        break;
+    default:
+        pthread_mutex_lock(&conn->lock);
+        conn->told = true;
+        pthread_mutex_unlock(&conn->lock);
+        conn_fail(conn, -EREMOTEIO, "the other side knows nothing of this connection any more");
+        break;
+    }
+    end_talk(talk, false);
+}
+
+static void move_dial(struct talk *talk)
+{
+    if (!talk->hello_sent) {
+        if (!say_hello(talk))
+            return;
+        if (poll_talk(talk, EPOLLIN | EPOLLRDHUP, false) != 0) {
+            redial(talk, strerror(errno), false);
+            return;
+        }
+    }
+    while (talk->done < sizeof(talk->reply)) {
+        ssize_t got = recv(talk->fd, (char *)&talk->reply + talk->done,
+                           sizeof(talk->reply) - talk->done, MSG_DONTWAIT);
+
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+            return;
+        if (got <= 0) {
+            redial(talk, got == 0 ? "closed before an answer" : strerror(errno),
+                   got < 0 && errno == ECONNREFUSED);
+            return;
+        }
+        talk->done += (size_t)got;
+    }
+    take_reply(talk);
+}
+
+/* ---- looking after the connections ---- */
+
+struct wanted {
+    struct lane *lane;
+    uint32_t epoch;
+    unsigned tries;
+};
+#define WANTED 64
+
+static void want_dials(struct conn *conn, int64_t now, struct wanted *wanted, int *n, int64_t *next)
+{
+    if (!conn->sends || conn->peer_gone || conn->error || conn->closing)
+        return;
+    for (int i = 0; i < conn->n_lanes; i++) {
+        struct lane *lane = &conn->lanes[i];
+
+        if (lane->up || lane->next_dial == INT64_MAX)
+            continue;
+        if (lane->next_dial > now || *n == WANTED) {
+            *next = lane->next_dial < *next ? lane->next_dial : *next;
+            continue;
+        }
+        lane->next_dial = INT64_MAX;
+        conn_ref(conn);
+        wanted[(*n)++] = (struct wanted){ lane, ++lane->tried, lane->tries };
+    }
+}
+
+/* Returns whether the deadline of the connection has passed. */
+static bool look_at(struct conn *conn, int64_t now, struct wanted *wanted, int *n, int64_t *next)
+{
+    bool late = false;
+
+    pthread_mutex_lock(&conn->lock);
+    want_dials(conn, now, wanted, n, next);
+    if (conn->n_up == 0 && !conn->error && !conn->peer_gone && !conn->closing) {
+        int64_t at = conn->down_since + engine.timeout_ns;
+
+        late = now >= at;
+        *next = !late && at < *next ? at : *next;
+    }
+    pthread_mutex_unlock(&conn->lock);
+    return late;
+}
+
+static void fail_late(struct conn *conn)
+{
+    char cause[CAUSE];
+
+    pthread_mutex_lock(&conn->lock);
+    memcpy(cause, conn->cause, sizeof(cause));
+    pthread_mutex_unlock(&conn->lock);
+    conn_fail(conn, -EREMOTEIO, "no way to it for %lld s%s%.150s",
+              (long long)(engine.timeout_ns / 1000000000), *cause ? ", at last: " : "", cause);
+}
+
+/* One connection that needs the service thread outside engine.lock; with a reference. */
+static struct conn *look_at_all(int64_t now, struct wanted *wanted, int *n, int64_t *next,
+                                bool *expired)
+{
+    struct conn *found = NULL;
+
+    pthread_mutex_lock(&engine.lock);
+    for (struct conn *conn = engine.conns; conn && !found; conn = conn->next) {
+        if (!conn->claimed && now >= conn->expires) {
+            *expired = true;
+            conn->ticket = 0;
+            found = conn;
+        } else if (look_at(conn, now, wanted, n, next)) {
+            found = conn;
+        }
+    }
+    if (found)
+        conn_ref(found);
+    pthread_mutex_unlock(&engine.lock);
+    return found;
+}
+
+/* When to look again. */
+static int64_t look_after(int64_t now)
+{
+    struct wanted wanted[WANTED];
+    int64_t next;
+    struct conn *conn;
+    int n;
+
+    do {
+        bool expired = false;
+
+        n = 0;
+        next = now + engine.timeout_ns;
+        conn = look_at_all(now, wanted, &n, &next, &expired);
+        for (int i = 0; i < n; i++)
+            dial(wanted[i].lane, wanted[i].epoch, wanted[i].tries, now);
+        if (conn && expired) {
+            conn_close(conn); /* drops the reference of the caller, who never came back */
+        } else if (conn) {
+            fail_late(conn);
+        }
+        if (conn)
+            conn_unref(conn);
+    } while (conn || n == WANTED);
+    return next;
+}
+
+static int64_t end_late_talks(int64_t now)
+{
+    int64_t next = INT64_MAX;
+
+    for (struct talk *talk = talks; talk; talk = talk->next) {
+        if (talk->over)
+            continue;
+        if (now < talk->until) {
+            next = talk->until < next ? talk->until : next;
+        } else if (talk->kind == GUEST) {
+            dismiss(talk, "said nothing for too long");
+        } else {
+            redial(talk, talk->connected ? "no answer" : "nobody there", false);
+        }
+    }
+    return next;
+}
+
+static void handle(struct talk *talk, int64_t now)
+{
+    uint64_t ignored;
+
+    if (!talk) {
+        (void)!read(engine.wake_fd, &ignored, sizeof(ignored));
+        return;
+    }
+    if (talk->over)
+        return;
+    switch (talk->kind) {
+    case LISTENER: accept_some(talk, now); break;
+    case GUEST: hear_guest(talk); break;
+    default: move_dial(talk); break;
+    }
+}
+
+static void accept_again(int64_t now)
+{
+    if (!accept_after || now < accept_after)
+        return;
+    accept_after = 0;
+    pthread_mutex_lock(&engine.lock);
+    for (struct talk *talk = listeners; talk; talk = talk->next)
+        (void)poll_talk(talk, EPOLLIN, false);
+    pthread_mutex_unlock(&engine.lock);
+}
+
+void *service_main(void *arg)
+{
+    struct epoll_event events[EVENTS];
+    int64_t next = 0;
+
+    while (!atomic_load(&engine.stop)) {
+        int64_t now = lc_now_ns();
+        int64_t talk_next;
+        int n;
+
+        accept_again(now);
+        talk_next = end_late_talks(now);
+        /* Looking may itself ask for another look, and whoever finds that asked for wakes nobody. */
+        while (atomic_exchange(&engine.attention, false) || lc_now_ns() >= next)
+            next = look_after(lc_now_ns());
+        free_ended(false);
+        talk_next = talk_next < next ? talk_next : next;
+        if (accept_after && accept_after < talk_next)
+            talk_next = accept_after;
+        n = epoll_wait(engine.service_fd, events, EVENTS,
+                       lc_deadline_left_ms((struct lc_deadline){ talk_next }));
+        for (int i = 0; i < n; i++)
+            handle(events[i].data.ptr, lc_now_ns());
+    }
+    free_ended(true);
+    return NULL;
+}

@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * One process has one engine: a service thread that makes connections (listens, hears strangers, dials, watches
+ * deadlines) and a pool that moves bytes, for all connections together.
+ *
+ * Lane 0 of a connection is moved by NCCL's own thread, in isend, irecv and test: a short message wakes nobody. The
+ * other lanes are moved by the pool. Each lane that has nothing to do takes the next piece, so a slow one takes fewer.
+ *
+ * Locks, in the order in which they may be taken:
+ *     engine.life    starts and stops the threads
+ *     lane->io       the socket of a lane and what is half read or half written on it; movers only try it
+ *     engine.lock    the lists of connections, listens and slots
+ *     conn->lock     everything else of a connection
+ * engine.lock and conn->lock are held for a few instructions, never over a system call that moves data. */
+#ifndef LC_PLUGIN_NET_TCP_INTERNAL_H
+#define LC_PLUGIN_NET_TCP_INTERNAL_H
+
+#include "plugin/net/tcp/device.h"
+#include "plugin/net/tcp/wire.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/uio.h>
+
+#define RING     64   /* pieces of one lane that are sent and not confirmed */
+#define BATCH    8    /* frames of one sendmsg */
+#define IOVS     16   /* a header and a payload each */
+#define IN_BYTES 4096 /* holds any frame without its payload, and short messages whole */
+#define CAUSE    200
+
+struct piece {
+    uint64_t seq;
+    uint64_t offset;
+    uint64_t length;
+};
+
+/* A message in flight; NCCL holds a pointer to it. All under conn->lock. */
+struct lc_net_request {
+    struct conn *conn;
+    unsigned char *data;
+    uint64_t seq;
+    uint64_t size;   /* of the caller's buffer; a send's whole length */
+    uint64_t length; /* receive: what the sender says, once known is set */
+    uint64_t moved;  /* send: bytes cut into pieces; receive: bytes that have come */
+    int tag;
+    bool used; /* from isend or irecv until test has said done */
+    bool known;
+    bool complete;
+};
+
+struct lane {
+    struct conn *conn;
+    int index;
+    pthread_mutex_t io;
+    atomic_bool again; /* set before trying io: whoever holds it looks once more */
+
+    /* under io */
+    int fd;
+    size_t in_start;
+    size_t in_end;
+    struct lc_tcp_frame rx; /* of the piece whose payload is being read */
+    unsigned char *dst;     /* where the rest of it goes */
+    size_t dst_left;
+    bool in_piece;
+    bool out_cut; /* a part of the batch has gone: the rest must follow */
+    int iov_at;
+    int iov_n;
+    struct iovec iov[IOVS];
+    struct lc_tcp_frame heads[BATCH];
+    unsigned char in[IN_BYTES];
+    unsigned char out[LC_TCP_CONTROL_MAX];
+
+    /* under conn->lock */
+    bool up;
+    bool idle;        /* looked for something to send in vain: has to be woken when there is */
+    bool settled;     /* sender: what was lost with the last socket is known */
+    int announced_by; /* sender: the lane that has told of this one's end; -1: none */
+    uint32_t epoch;   /* of the socket in use, or of the last one */
+    uint32_t tried;   /* sender: epoch of the last dial */
+    uint32_t retire;  /* receiver: sockets up to this epoch have to end */
+    uint64_t count;   /* pieces sent; pieces received */
+    uint64_t told;    /* receiver: count in the last CONTROL; sender: confirmed by the receiver */
+    struct piece sent[RING]; /* sender: number n at n % RING, told < n <= count */
+    int64_t next_dial; /* sender: not before; INT64_MAX: a dial is on its way, or none is wanted */
+    unsigned tries;
+};
+
+struct conn {
+    atomic_int refs; /* one of engine.conns, one of the caller, one of each dial and mover */
+    bool sends;
+    int dev;
+    int n_lanes;
+    uint32_t piece;
+    uint64_t slot; /* names the connection in the pool's epoll */
+    uint8_t id[LC_TCP_TOKEN];
+    uint8_t token[LC_TCP_TOKEN];
+    union lc_tcp_address peer; /* sender: where to dial; receiver: who came first */
+    char peer_text[LC_TCP_ADDRESS_TEXT];
+
+    /* under engine.lock */
+    struct conn *next, **link; /* in engine.conns */
+    struct conn *next_ready;   /* in a listen's queue */
+    uint64_t ticket;           /* sender: of the handle, until claimed */
+    bool claimed;              /* NCCL holds it */
+    int64_t expires;           /* where it is not */
+
+    pthread_mutex_t lock;
+    struct lc_net_request ring[LC_TCP_WINDOW];
+    uint64_t posted;                     /* calls of isend or irecv */
+    uint64_t acked;                      /* complete at the receiver, in a row */
+    uint64_t cut;                        /* sender: the message that is being cut */
+    uint64_t credit;                     /* sender: receives that the peer has posted */
+    uint64_t credit_size[LC_TCP_WINDOW]; /* sender: their sizes */
+    struct piece *redo;                  /* sender: n_lanes * RING; to be sent again */
+    int n_redo;
+    bool dirty; /* receiver: a CONTROL is due */
+    bool closing;
+    bool peer_gone; /* it said BYE */
+    bool told;      /* the peer knows of the error, or caused it */
+    int error;      /* sticky */
+    char cause[CAUSE];
+    int n_up;
+    bool was_up;
+    int64_t down_since; /* with n_up == 0 */
+    unsigned refused;   /* sender: dials refused in a row */
+    int64_t refused_since;
+
+    struct lane lanes[];
+};
+
+struct lc_net_listen {
+    struct lc_net_listen *next;
+    int dev;
+    uint8_t token[LC_TCP_TOKEN];
+    struct conn *ready; /* complete, not yet accepted; oldest first */
+    int n_ready;
+};
+
+struct listener {
+    int fd; /* -1: not open */
+    uint16_t port;
+};
+
+/* A receiver that was closed answers a sender whose last confirmation was lost. */
+struct tombstone {
+    uint8_t id[LC_TCP_TOKEN];
+    uint8_t token[LC_TCP_TOKEN];
+    uint64_t acked;
+    int64_t until;
+};
+#define TOMBSTONES 512
+
+struct engine {
+    pthread_mutex_t life;
+    int users; /* contexts, listens and accepted or connected connections; under life */
+    bool running;
+    int n_threads;
+    pthread_t service;
+    pthread_t *threads;
+
+    atomic_bool dead; /* set once in a child, and when the library ends: nothing works any more */
+    atomic_bool stop;
+    atomic_bool attention; /* the service thread shall look at the connections */
+    int pool_fd;           /* epoll of the pool; written under life while no thread runs */
+    int service_fd;        /* epoll of the service thread */
+    int wake_fd;           /* eventfd of the service thread */
+    int stop_fd;           /* eventfd of the pool */
+
+    pthread_mutex_t lock;
+    struct conn *conns;
+    struct conn **slots; /* by index of conn->slot */
+    size_t n_slots;
+    struct lc_net_listen *listens;
+    struct listener *listeners; /* one a device */
+    struct tombstone tombstones[TOMBSTONES];
+    unsigned n_tombstones; /* written so far; the oldest are overwritten */
+
+    /* written once, under life, before the first device is shown */
+    bool configured;
+    struct lc_tcp_device *devices;
+    int n_devices;
+    int sockets;
+    int threads_wanted;
+    uint32_t piece;
+    int64_t timeout_ns;
+
+    atomic_ulong strangers; /* sockets that did not know a token */
+    atomic_ulong broken;    /* sockets that ended before their connection */
+    atomic_ulong resent;    /* pieces */
+};
+extern struct engine engine;
+
+/* engine.c */
+int engine_configure(void);
+int engine_hold(void);
+void engine_drop(void);
+void engine_wake(void);
+int engine_enlist(struct conn *conn);
+void engine_delist(struct conn *conn); /* with engine.lock held; the caller has a reference, too */
+void engine_bury(struct conn *conn);   /* with engine.lock held: a tombstone */
+/* ADD or MOD; after MOD the pool looks at the lane at once, whatever it was told before. With lane->io held, or with
+ * conn->lock held and the lane up, so that the descriptor is the lane's. */
+int engine_poll(struct lane *lane, int op);
+void *pool_main(void *arg);
+
+/* service.c */
+void *service_main(void *arg);
+void conn_work(struct conn *conn);           /* something was posted: start it */
+int service_listen(int dev, uint16_t *port); /* with engine.lock held */
+void service_close_listeners(void);
+void set_options(int fd);
+
+/* conn.c */
+struct conn *conn_new(bool sends, int dev, int n_lanes, uint32_t piece);
+void conn_ref(struct conn *conn);
+void conn_unref(struct conn *conn);
+__attribute__((format(printf, 3, 4))) void conn_fail(struct conn *conn, int code, const char *fmt,
+                                                     ...);
+void conn_fail_locked(struct conn *conn, int code, const char *text);
+void conn_close(struct conn *conn);
+void conn_wake_lanes(struct conn *conn, const struct lane *except);
+int conn_settle(struct lane *lane, uint64_t count); /* with conn->lock held */
+int conn_acked(struct conn *conn, uint64_t acked);  /* with conn->lock held */
+int conn_take_control(struct lane *lane, const struct lc_tcp_frame *f, const unsigned char *body);
+int conn_begin_piece(struct lane *lane, const struct lc_tcp_frame *f);
+void conn_end_piece(struct lane *lane);
+int conn_bye(struct lane *lane, const struct lc_tcp_frame *f);
+int conn_down(struct lane *lane, const struct lc_tcp_frame *f);
+void conn_fill_batch(struct lane *lane); /* with io held: what is to be sent next, if anything */
+void conn_fill_bye(struct conn *conn, struct lc_tcp_frame *out);
+
+/* lane.c */
+void lane_init(struct lane *lane, struct conn *conn, int index);
+void lane_kick(struct lane *lane, int budget);
+void lane_break(struct lane *lane, const char *cause); /* with io held */
+void lane_close(struct lane *lane);
+/* With io held, the lane being down: it goes on with this socket. */
+void lane_attach(struct lane *lane, int fd, uint32_t epoch);
+int lane_parse(struct lane *lane); /* with io held: whatever stands in `in` */
+
+static inline bool same_bytes(const uint8_t *a, const uint8_t *b)
+{
+    unsigned char diff = 0;
+
+    for (int i = 0; i < LC_TCP_TOKEN; i++)
+        diff |= a[i] ^ b[i];
+    return diff == 0;
+}
+
+#endif
