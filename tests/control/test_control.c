@@ -11,7 +11,9 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <netinet/in.h>
+#include <sched.h>
 #include <signal.h>
 #include <stddef.h>
 #include <string.h>
@@ -426,6 +428,203 @@ static void a_thousand_rooms_leave_nothing(uint32_t rank)
     CHECK(count_entries("/proc/self/task") == threads);
 }
 
+/* ---- descriptors ---- */
+
+static bool closed_within(int fd, int ms)
+{
+    struct pollfd p = { fd, POLLIN, 0 };
+    char byte;
+
+    return poll(&p, 1, ms) == 1 && recv(fd, &byte, 1, 0) <= 0;
+}
+
+static int memory_file(uint32_t rank)
+{
+    int fd = memfd_create("offered", MFD_CLOEXEC);
+
+    CHECK(fd >= 0 && pwrite(fd, &rank, sizeof(rank), 0) == (ssize_t)sizeof(rank));
+    return fd;
+}
+
+static void fetch_all(struct lc_room *room, uint32_t rank)
+{
+    for (uint32_t from = 0; from < RANKS; from++) {
+        uint32_t said = UINT32_MAX;
+        int fd = -1;
+
+        if (from == rank)
+            continue;
+        WAIT_FOR(lc_room_fetch_fd(room, from, &fd) == 0);
+        CHECK(pread(fd, &said, sizeof(said), 0) == (ssize_t)sizeof(said) && said == from);
+        CHECK(fcntl(fd, F_GETFD) == FD_CLOEXEC);
+        close(fd);
+    }
+}
+
+static void descriptors_go_from_member_to_member(uint32_t rank)
+{
+    struct lc_room *room = join(rank, RANKS), *child = NULL;
+    struct lc_record mine = record_of(rank);
+    int fd = -1, before = 0;
+
+    WAIT_FOR(lc_room_complete(room));
+    CHECK(lc_room_fetch_fd(room, (rank + 1) % RANKS, &fd) == -EAGAIN);
+    meet(0, RANKS);
+    for (int i = 0; i < 3; i++) {
+        if (i == 1)
+            before = count_entries("/proc/self/fd");
+        CHECK(lc_room_join_child(room, (uint64_t)i + 1, 0, RANKS, &mine, &child) == 0);
+        WAIT_FOR(lc_room_complete(child));
+        CHECK(lc_room_offer_fd(child, memory_file(rank)) == 0);
+        fd = memory_file(rank);
+        CHECK(lc_room_offer_fd(child, fd) == -EALREADY);
+        close(fd);
+        fetch_all(child, rank);
+        meet(1 + i, RANKS);
+        if (i == 2)
+            lc_room_withdraw_fd(child);
+        lc_room_release(child);
+    }
+    WAIT_FOR(count_entries("/proc/self/fd") <= before);
+    meet(4, RANKS);
+    lc_room_release(room);
+}
+
+/* Whatever is under way. */
+static void a_room_that_is_released_early_keeps_no_descriptor(uint32_t rank)
+{
+    struct lc_room *room = join(rank, 2), *child = NULL;
+    struct lc_record mine = record_of(rank);
+    int before = 0;
+
+    WAIT_FOR(lc_room_complete(room));
+    for (int i = 0; i < 200; i++) {
+        int fd = -1, err = -EAGAIN;
+
+        CHECK(lc_room_join_child(room, (uint64_t)i + 1, 0, 2, &mine, &child) == 0);
+        WAIT_FOR(lc_room_complete(child));
+        fd = memory_file(rank);
+        CHECK(lc_room_offer_fd(child, fd) == 0);
+        for (int n = 0; n < i % 7 && err == -EAGAIN; n++) {
+            err = lc_room_fetch_fd(child, 1 - rank, &fd);
+            if (!err)
+                close(fd);
+            sched_yield();
+        }
+        lc_room_release(child);
+        atomic_fetch_add(&board->arrived[0], 1);
+        WAIT_FOR(atomic_load(&board->arrived[0]) >= 2 * (i + 1));
+        if (i == 10)
+            before = count_entries("/proc/self/fd");
+    }
+    WAIT_FOR(count_entries("/proc/self/fd") <= before + 2);
+    meet(1, 2);
+    lc_room_release(room);
+}
+
+static int connect_to_pass(const struct lc_offer *offer)
+{
+    struct sockaddr_un addr = { .sun_family = AF_UNIX };
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int at = sprintf(addr.sun_path + 1, "loongcomm-fd-");
+
+    for (int i = 0; i < LC_KEY_BYTES; i++)
+        at += sprintf(addr.sun_path + 1 + at, "%02x", offer->name[i]);
+    CHECK(fd >= 0 &&
+          connect(fd, (struct sockaddr *)&addr,
+                  (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)at)) == 0);
+    return fd;
+}
+
+/* Nothing comes but the end. */
+static void ask_in_vain(const struct lc_offer *offer, const void *data, size_t size)
+{
+    int fd = connect_to_pass(offer);
+
+    CHECK(send(fd, data, size, MSG_NOSIGNAL) == (ssize_t)size && closed_within(fd, 20000));
+    close(fd);
+}
+
+static void strangers_get_no_descriptor(uint32_t rank)
+{
+    struct {
+        struct lc_frame head;
+        struct lc_wanted wanted;
+    } ask = {
+        {LC_WIRE_MAGIC, LC_FRAME_WANTED, 0, 0,            sizeof(struct lc_wanted) },
+        { { 0 },            0,                      0,           0}
+    };
+    struct lc_room *room = join(rank, 2);
+    int silent[LC_STRANGERS + 8], fd = -1, before;
+    struct lc_offer offer;
+    size_t size;
+
+    WAIT_FOR(lc_room_complete(room));
+    before = count_entries("/proc/self/fd");
+    CHECK(lc_room_offer_fd(room, memory_file(rank)) == 0);
+    meet(0, 2);
+    if (rank == 1) {
+        WAIT_FOR(lc_room_look(room, 0, UINT32_MAX, &offer, sizeof(offer), &size) == 0);
+        ask_in_vain(&offer, "GET / HTTP/1.0\r\n\r\nnothing here but lines of text", 48);
+        ask_in_vain(&offer, &ask, sizeof(ask));
+        memcpy(ask.wanted.secret, offer.secret, LC_KEY_BYTES);
+        ask.wanted.id = lc_room_id(room);
+        ask.wanted.rank = 1; /* right secret, wrong rank */
+        ask_in_vain(&offer, &ask, sizeof(ask));
+        ask.head.type = LC_FRAME_PASSED;
+        ask_in_vain(&offer, &ask, sizeof(ask));
+        ask.head.type = LC_FRAME_JOIN; /* larger than what is read */
+        ask.head.length = sizeof(struct lc_join);
+        ask_in_vain(&offer, &ask, sizeof(ask));
+        for (int i = 0; i < LC_STRANGERS + 8; i++)
+            silent[i] = connect_to_pass(&offer);
+        CHECK(closed_within(silent[0], 20000));
+        WAIT_FOR(lc_room_fetch_fd(room, 0, &fd) == 0); /* among them */
+        close(fd);
+        for (int i = 0; i < LC_STRANGERS + 8; i++)
+            close(silent[i]);
+    }
+    meet(1, 2);
+    lc_room_withdraw_fd(room);
+    WAIT_FOR(count_entries("/proc/self/fd") <= before + 1); /* the listener */
+    CHECK(lc_room_error(room, NULL) == 0);
+    lc_room_release(room);
+}
+
+/* The arbiter or another member of the same user says where to ask, but not the truth. */
+static void a_false_offer_is_an_error(uint32_t rank)
+{
+    struct lc_room *room = join(rank, 2);
+    struct lc_offer offer = { { 1 }, { 2 } };
+    int fd = -1, err = -EAGAIN;
+
+    WAIT_FOR(lc_room_complete(room));
+    CHECK(lc_room_post(room, UINT32_MAX, &offer, rank ? sizeof(offer) : 3) == 0);
+    WAIT_FOR((err = lc_room_fetch_fd(room, 1 - rank, &fd)) != -EAGAIN);
+    CHECK(err == (rank ? -EPROTO : -ECONNREFUSED));
+    meet(0, 2);
+    lc_room_release(room);
+}
+
+static void an_abort_sets_the_callers_word_too(uint32_t rank)
+{
+    struct lc_room *room = join(rank, 2);
+    uint32_t word = 0, late = 0;
+
+    WAIT_FOR(lc_room_complete(room));
+    lc_room_echo_abort(room, &word);
+    CHECK(lc_room_vote(room, 1) == 0);
+    meet(0, 2);
+    if (rank == 1)
+        lc_room_abort(room, 3);
+    WAIT_FOR(__atomic_load_n(&word, __ATOMIC_SEQ_CST) == 1);
+    lc_room_echo_abort(room, &late);
+    CHECK(late == 1);
+    lc_room_echo_abort(room, NULL);
+    meet(1, 2);
+    lc_room_release(room);
+}
+
 /* ---- the watchdog ---- */
 
 static struct lc_progress progress;
@@ -522,14 +721,6 @@ static int connect_raw(void)
     memcpy(&addr.sin_addr, ticket.address, 4);
     CHECK(connect(fd, (struct sockaddr *)&addr, sizeof(addr)) == 0);
     return fd;
-}
-
-static bool closed_within(int fd, int ms)
-{
-    struct pollfd p = { fd, POLLIN, 0 };
-    char byte;
-
-    return poll(&p, 1, ms) == 1 && recv(fd, &byte, 1, 0) <= 0;
 }
 
 /* Strangers: garbage, a wrong token, a JOIN without HELLO, silence in great number, a known client that talks nonsense. */
@@ -779,6 +970,8 @@ static void *thread_rank(void *arg)
     struct lc_room *room = join(rank, RANKS);
 
     WAIT_FOR(lc_room_complete(room));
+    CHECK(lc_room_offer_fd(room, memory_file(rank)) == 0);
+    fetch_all(room, rank);
     walk(room, rank, (int)rank * 7 + 1);
     meet(0, RANKS);
     CHECK(lc_room_error(room, NULL) == 0);
@@ -825,6 +1018,11 @@ int main(int argc, char **argv)
     RUN(an_abort_reaches_everybody, RANKS);
     RUN(pairs_commit_alike, RANKS);
     RUN(children_and_blobs, RANKS);
+    RUN(descriptors_go_from_member_to_member, RANKS);
+    RUN(a_room_that_is_released_early_keeps_no_descriptor, 2);
+    RUN(strangers_get_no_descriptor, 2);
+    RUN(a_false_offer_is_an_error, 2);
+    RUN(an_abort_sets_the_callers_word_too, 2);
     RUN(a_rank_that_lags_is_found_once, RANKS);
     RUN(who_differs_left_or_never_came_is_told_apart, RANKS);
     RUN(a_thousand_rooms_leave_nothing, 2);

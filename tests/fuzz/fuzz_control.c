@@ -5,10 +5,13 @@
  *   1: the arbiter, from a stranger
  *   2: a member, from its arbiter
  *   3: a ticket in the tail of an id
+ *   4: a member that offers a descriptor, from two visitors, one of whom knows the secret
+ *   5: a member that fetches a descriptor, from whoever answers
  * Frames are made from the input so that the fuzzer need not learn magic and lengths: type, room, then the body; every
  * tenth or so is passed as it is. No thread runs: the harness makes the turns. */
 #include "interpose/control/control_internal.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -213,6 +216,121 @@ static void hear_arbiter(struct input *in)
     control.n_hangs = 0;
 }
 
+/* A room that is complete, without an arbiter behind it. */
+static struct lc_room *lone_room(struct link *link)
+{
+    struct lc_ticket ticket = { .port = 9, .family = 4 };
+    struct lc_record mine = { .version = 1, .rank = 1 };
+    struct lc_room *room = NULL;
+    char id[LC_ID_BYTES] = "";
+
+    lc_ticket_write(id, &ticket);
+    lc_conn_init(&link->conn, open("/dev/null", O_RDWR | O_CLOEXEC), true);
+    link->ticket = ticket;
+    link->connected = true;
+    control.links = link;
+    if (lc_room_join(id, 4, &mine, &room) != 0)
+        abort();
+    atomic_store(&room->state, COMPLETE);
+    return room;
+}
+
+static void drop_lone_room(struct lc_room *room)
+{
+    lc_room_release(room);
+    lc_member_drop(control.links, -EPIPE);
+}
+
+static void serve_passing(void)
+{
+    for (struct lc_visitor *v = control.visitors, *next; v; v = next) {
+        next = v->next;
+        lc_pass_serve_visitor(v, POLLIN);
+    }
+    for (struct lc_fetch *f = control.fetches; f; f = f->next)
+        lc_pass_serve_fetch(f, POLLIN);
+}
+
+static void hear_visitors(struct input *in)
+{
+    struct link *link = calloc(1, sizeof(*link));
+    struct lc_room *room = link ? lone_room(link) : NULL;
+    int fds[2][2];
+
+    if (!room)
+        return;
+    if (lc_room_offer_fd(room, open("/dev/null", O_RDONLY | O_CLOEXEC)) != 0)
+        abort();
+    for (int i = 0; i < 2; i++) {
+        pair_up(fds[i]);
+        lc_pass_accept(fds[i][0]);
+    }
+    while (in->size && control.visitors) {
+        uint8_t choice = take_byte(in);
+        struct lc_wanted wanted = { .id = lc_room_id(room), .rank = 1 };
+        struct lc_frame head = { LC_WIRE_MAGIC, LC_FRAME_WANTED, 0, 0, sizeof(wanted) };
+
+        memcpy(wanted.secret, room->secret, sizeof(wanted.secret));
+        if ((choice & 0x7f) == 0x7f) {
+            write_some(fds[1][1], &head, sizeof(head));
+            write_some(fds[1][1], &wanted, sizeof(wanted));
+        } else {
+            write_frame(in, fds[choice >> 7][1], choice & 0x1f);
+        }
+        serve_passing();
+    }
+    for (int i = 0; i < 2; i++)
+        close(fds[i][1]);
+    while (control.visitors)
+        serve_passing();
+    drop_lone_room(room);
+}
+
+/* With or without a descriptor beside the bytes. */
+static void answer_fetch(struct input *in, int fd)
+{
+    uint8_t choice = take_byte(in);
+    struct lc_conn conn;
+
+    if (choice & 0x80) {
+        lc_conn_init(&conn, fd, true);
+        (void)lc_conn_send_fd(&conn, choice & 0x1f, 0, STDERR_FILENO);
+    } else {
+        write_frame(in, fd, choice & 0x1f);
+    }
+}
+
+static void hear_answers(struct input *in)
+{
+    struct link *link = calloc(1, sizeof(*link));
+    struct lc_room *room = link ? lone_room(link) : NULL;
+    struct blob *blob = calloc(1, sizeof(*blob) + sizeof(struct lc_offer));
+    int fds[2], got = -1;
+
+    if (!room || !blob)
+        abort();
+    *blob = (struct blob){ .rank = 2,
+                           .key = UINT32_MAX,
+                           .size = take_byte(in) % 48 ? sizeof(struct lc_offer) : 3 };
+    room->blobs = blob;
+    (void)lc_room_fetch_fd(room, 2, &got);
+    pair_up(fds);
+    if (control.fetches)
+        lc_conn_init(&control.fetches->conn, fds[0], true);
+    else
+        close(fds[0]);
+    while (in->size && control.fetches) {
+        answer_fetch(in, fds[1]);
+        serve_passing();
+        if (take_byte(in) & 1 && lc_room_fetch_fd(room, 2, &got) == 0)
+            close(got);
+        if (control.fetches && control.fetches->conn.fd < 0)
+            break; /* it would connect to a name that nobody has */
+    }
+    close(fds[1]);
+    drop_lone_room(room);
+}
+
 static void ignore_hang(const struct lc_hang *hang)
 {
 }
@@ -226,10 +344,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     control.running = true; /* no thread is started: this one does its work */
     control.max_clients = 8;
     lc_control_watch(1, ignore_hang);
-    switch (take_byte(&in) % 4) {
+    switch (take_byte(&in) % 6) {
     case 0: hear_members(&in, true); break;
     case 1: hear_members(&in, false); break;
     case 2: hear_arbiter(&in); break;
+    case 4: hear_visitors(&in); break;
+    case 5: hear_answers(&in); break;
     default:
         take(&in, id, sizeof(id));
         if (lc_ticket_read(id, &ticket) == 0)
