@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "kernels/list_internal.h"
+#include "kernels/host_internal.h"
 #include "kernels/loongkernels_host.h"
 #include "kernels/value_internal.h"
 
@@ -44,16 +44,16 @@ LK_API void *lk_runtime_symbol(const char *name)
     return NULL;
 }
 
-static void use(uint64_t address, uint64_t bytes, bool write)
+void lk_host_use(uint64_t address, uint64_t bytes, bool write)
 {
     if (ops.buffer_use)
         ops.buffer_use((const void *)(uintptr_t)address, bytes, write);
 }
 
-static float read_scale(float value, uint16_t type, const void *pointer)
+float lk_host_scale(float value, uint32_t type, const void *pointer)
 {
     if (pointer)
-        use((uintptr_t)pointer, type == LK_FP32 ? 4 : 2, false);
+        lk_host_use((uintptr_t)pointer, type == LK_FP32 ? 4 : 2, false);
     return scale_value(value, (enum lk_type)type, pointer);
 }
 
@@ -99,18 +99,18 @@ static void run_launch(void *arg)
     bool unpacks = launch->work == LK_CAST_UNPACK;
     uint64_t src_bytes = casts || launch->work == LK_COPY_4 ? 4 : 2;
     uint64_t dst_bytes = unpacks || launch->work == LK_COPY_4 ? 4 : 2;
-    float scale = read_scale(head->scale, head->scale_type, head->scale_pointer);
+    float scale = lk_host_scale(head->scale, head->scale_type, head->scale_pointer);
     uint64_t index = head->index;
 
     if (head->device_offset) {
-        use((uintptr_t)head->device_offset, sizeof(uint64_t), false);
+        lk_host_use((uintptr_t)head->device_offset, sizeof(uint64_t), false);
         index += *head->device_offset;
     }
     for (unsigned int i = 0; i < head->n; i++) {
         const struct lk_entry *entry = &launch->entries[i];
 
-        use(entry->src, entry->count * src_bytes, false);
-        use(entry->dst, entry->count * dst_bytes, true);
+        lk_host_use(entry->src, entry->count * src_bytes, false);
+        lk_host_use(entry->dst, entry->count * dst_bytes, true);
         switch (launch->work) {
         case LK_CAST_PACK_NEAREST: cast_pack_nearest(entry, scale); break;
         case LK_CAST_PACK_STOCHASTIC: cast_pack_stochastic(entry, scale, head->seed, index); break;
@@ -138,10 +138,10 @@ static void run_sum(void *arg)
 {
     const struct lk_sum *sum = arg;
     const uint16_t *shards = sum->shards;
-    float scale = read_scale(sum->scale, sum->scale_type, sum->scale_pointer);
+    float scale = lk_host_scale(sum->scale, sum->scale_type, sum->scale_pointer);
 
-    use((uintptr_t)sum->shards, (sum->stride * (sum->n - 1) + sum->count) * 2, false);
-    use((uintptr_t)sum->out, sum->count * (sum->out_type == LK_FP32 ? 4 : 2), true);
+    lk_host_use((uintptr_t)sum->shards, (sum->stride * (sum->n - 1) + sum->count) * 2, false);
+    lk_host_use((uintptr_t)sum->out, sum->count * (sum->out_type == LK_FP32 ? 4 : 2), true);
     for (uint64_t i = 0; i < sum->count; i++) {
         float value = widen_bf16(shards[i]);
 
@@ -149,6 +149,16 @@ static void run_sum(void *arg)
             value += widen_bf16(shards[r * sum->stride + i]);
         store_sum(sum, i, multiply(value, scale));
     }
+}
+
+int lk_host_enqueue(void *stream, const char *name, void (*run)(void *arg),
+                    void (*release)(void *arg), void *arg)
+{
+    if (ops.enqueue)
+        return ops.enqueue(stream, name, run, release, arg);
+    run(arg);
+    release(arg);
+    return 0;
 }
 
 /* Runs now, or hands a copy of the work to the enqueue function. */
@@ -164,7 +174,7 @@ static int submit(void *stream, const char *name, void (*run)(void *arg), void *
     if (!copy)
         return -ENOMEM;
     memcpy(copy, arg, bytes);
-    return ops.enqueue(stream, name, run, free, copy);
+    return lk_host_enqueue(stream, name, run, free, copy);
 }
 
 int lk_run_launch(struct lk_launch *launch, void *stream)

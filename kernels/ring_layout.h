@@ -24,7 +24,8 @@ enum lk_leg {
 };
 
 /* Front of a segment. `nonce` belongs to whoever sets up the mapping (LK_NONCE_OFFSET: word p is written by rank p); the
- * kernels leave it alone. `doorbell` is the host twin's: futex that a rank sleeps on. */
+ * kernels leave it alone. The doorbell is the host twin's: a futex word that whoever wrote into the segment counts up, on
+ * which the owner sleeps, and behind it how many of the owner's threads do. */
 #define LK_NONCE_OFFSET    0u
 #define LK_DOORBELL_OFFSET 2048u
 #define LK_HEADER_BYTES    4096u
