@@ -74,6 +74,28 @@ static int parse_wire(const char *text, void *field)
     return 0;
 }
 
+static int parse_peer(const char *text, void *field)
+{
+    static const char *const names[] = { "auto", "force", "off" };
+    int index = choice(text, names, sizeof(names) / sizeof(*names));
+
+    if (index < 0)
+        return -EINVAL;
+    *(enum lc_peer *)field = (enum lc_peer)index;
+    return 0;
+}
+
+static int parse_exact(const char *text, void *field)
+{
+    static const char *const names[] = { "fp32", "nccl" };
+    int index = choice(text, names, sizeof(names) / sizeof(*names));
+
+    if (index < 0)
+        return -EINVAL;
+    *(enum lc_exact *)field = (enum lc_exact)index;
+    return 0;
+}
+
 static int parse_size(const char *text, void *field)
 {
     return lc_parse_size(text, field);
@@ -108,6 +130,8 @@ static int parse_path(const char *text, void *field)
 #define ACCEPTS_seconds "whole seconds, at most 999999"
 #define ACCEPTS_size    "a number, k, m or g behind it"
 #define ACCEPTS_wire    "data, bf16 or bf16-accurate"
+#define ACCEPTS_peer    "auto, force or off"
+#define ACCEPTS_exact   "fp32 or nccl"
 
 static const struct entry {
     const char *name;

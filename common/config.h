@@ -21,10 +21,25 @@ enum lc_wire {
     LC_WIRE_BF16_ACCURATE,
 };
 
+/* When reductions go through peers' memory. */
+enum lc_peer {
+    LC_PEER_AUTO,
+    LC_PEER_FORCE,
+    LC_PEER_OFF,
+};
+
+/* Who adds up 16-bit data. */
+enum lc_exact {
+    LC_EXACT_FP32,
+    LC_EXACT_NCCL,
+};
+
 typedef bool lc_conf_bool;
 typedef size_t lc_conf_size;
 typedef unsigned lc_conf_seconds;
 typedef enum lc_wire lc_conf_wire;
+typedef enum lc_peer lc_conf_peer;
+typedef enum lc_exact lc_conf_exact;
 typedef const char *lc_conf_path; /* owned by the struct, never NULL */
 typedef enum lc_log_level lc_conf_level;
 typedef enum lc_report_kind lc_conf_report;

@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #ifndef LC_RECORD_VERSION    /* a test builds another one */
-#define LC_RECORD_VERSION 2u /* changes with the meaning of a vote */
+#define LC_RECORD_VERSION 3u /* changes with the meaning of a vote */
 #endif
 
 /* Shrinks without one set of ranks. */
@@ -168,6 +168,11 @@ struct lc_agree *lc_agree_child(struct lc_agree *parent, uint64_t creation, int 
     mine = my_record(rank, device);
     return seated(agree, lc_room_join_child(parent->room, creation, (uint32_t)colour,
                                             (uint32_t)ranks, &mine, &agree->room));
+}
+
+struct lc_room *lc_agree_room(const struct lc_agree *agree)
+{
+    return agree->room;
 }
 
 bool lc_agree_wants_setup(const struct lc_agree *agree)

@@ -17,6 +17,9 @@ struct lc_agree;
 struct lc_room;
 struct lc_progress;
 
+/* Where its ranks meet, for what set-up exchanges. Valid as long as the agreement. */
+struct lc_room *lc_agree_room(const struct lc_agree *agree);
+
 /* What is agreed: bits of a record's capabilities, common to all ranks once committed. */
 #define LC_CAN_CAST 1u /* pack and unpack kernels are loaded */
 

@@ -71,7 +71,7 @@ ncclResult_t lc_call_leave(struct lc_op *op, ncclResult_t result)
         uint64_t bytes = lc_op_bytes(op, comm->facts.ranks);
 
         lc_ledger_add(&comm->ledger, op->kind, (enum lc_outcome)op->outcome, bytes,
-                      op->outcome == LC_CAST_BF16 ? bytes / 2 : bytes);
+                      lc_outcome_sent((enum lc_outcome)op->outcome, bytes));
         lc_trace("%s of %zu elements on communicator %lld", lc_op_name(op->kind), op->count,
                  (long long)comm->number);
     } else if (op->counted && !op->settled) {

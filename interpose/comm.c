@@ -246,6 +246,7 @@ static void prepare(struct lc_comm *comm, uintptr_t key, const struct lc_comm_fa
     comm->agree = agree;
     comm->id = lc_agree_watch(agree, &comm->progress);
     comm->no_setup = false;
+    comm->set_up = false;
     atomic_store_explicit(&comm->aborted, false, memory_order_relaxed);
     comm->facts = *facts;
     comm->number = atomic_fetch_add_explicit(&numbers, 1, memory_order_relaxed);

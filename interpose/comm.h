@@ -67,6 +67,7 @@ struct lc_comm {
 
     /* Used by the thread that calls the communicator's operations, one at a time; freed with the last reference. */
     bool no_setup; /* set-up failed, or cannot be */
+    bool set_up;   /* all of it is done, with or without rings */
     struct lc_redops redops;
     struct lc_ledger ledger;
 

@@ -5,6 +5,7 @@
 #include "interpose/comm.h"
 #include "interpose/process.h"
 #include "interpose/reduce.h"
+#include "interpose/rings.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -32,9 +33,10 @@ struct part {
     char *recv;
     uint64_t stride; /* bytes from one rank's part of `send` to the next; reduce-scatter only */
     uint64_t count, offset;
+    struct item *item;
 };
 
-/* Parts of one kind, packed one behind the other: `length` elements with the gaps. A reduce-scatter packs as many such
+/* Parts of one kind. Through peers' memory they go as they are; else packed one behind the other: `length` elements with the gaps. A reduce-scatter packs as many such
  * stretches as there are ranks. `second` is where NCCL's result goes unless it replaces what was packed. */
 struct batch {
     const struct item *first;
@@ -176,7 +178,7 @@ static bool same_redop(const struct item *a, const struct item *b)
 static bool same_batch(const struct item *a, const struct item *b)
 {
     return a->op.comm == b->op.comm && a->op.kind == b->op.kind && a->op.type == b->op.type &&
-           a->choice.path == b->choice.path && same_redop(a, b);
+           a->choice.outcome == b->choice.outcome && same_redop(a, b);
 }
 
 /* ---- batches ---- */
@@ -184,6 +186,11 @@ static bool same_batch(const struct item *a, const struct item *b)
 static bool is_cast(const struct batch *batch)
 {
     return batch->first->choice.path == LC_PATH_CAST;
+}
+
+static bool is_rings(const struct batch *batch)
+{
+    return batch->first->choice.path == LC_PATH_RINGS;
 }
 
 static bool is_scatter(const struct batch *batch)
@@ -275,9 +282,21 @@ static void take(struct batch *batch, struct item *item, uint64_t most)
                                               .recv = (char *)item->op.recv + item->done * size,
                                               .stride = item->op.count * size,
                                               .count = n,
-                                              .offset = batch->length };
+                                              .offset = batch->length,
+                                              .item = item };
     batch->length += padded(n);
     item->done += n;
+}
+
+static void use_scratch(struct batch *batch, size_t bytes)
+{
+    struct member *member = batch->member;
+
+    batch->second = batch->packed + packed_length(batch) * wire_size(batch);
+    member->used += (packed_length(batch) + second_length(batch)) * wire_size(batch);
+    member->used = (member->used + 255) / 256 * 256;
+    if (member->used > bytes)
+        member->used = bytes;
 }
 
 /* In call order everything of the first item's kind, as much as fits into what is left of the scratch. NULL: nothing,
@@ -302,7 +321,7 @@ static struct batch *collect(struct lc_gather *gather, size_t first, ncclResult_
         *result = failed(item->op.comm, "out of memory");
         return NULL;
     }
-    most = longest(batch, reducer->bytes - member->used);
+    most = is_rings(batch) ? UINT64_MAX : longest(batch, reducer->bytes - member->used);
     for (size_t i = first; most > 0 && i < gather->n; i++) {
         if (!is_done(&gather->items[i]) && same_batch(&gather->items[i], item))
             take(batch, &gather->items[i], most);
@@ -311,21 +330,9 @@ static struct batch *collect(struct lc_gather *gather, size_t first, ncclResult_
         free_batch(batch);
         return NULL;
     }
-    batch->second = batch->packed + packed_length(batch) * wire_size(batch);
-    member->used += (packed_length(batch) + second_length(batch)) * wire_size(batch);
-    member->used = (member->used + 255) / 256 * 256;
-    if (member->used > reducer->bytes)
-        member->used = reducer->bytes;
+    if (!is_rings(batch))
+        use_scratch(batch, reducer->bytes);
     return batch;
-}
-
-static enum lk_type lk_type_of(ncclDataType_t type)
-{
-    switch (type) {
-    case ncclBfloat16: return LK_BF16;
-    case ncclFloat16: return LK_FP16;
-    default: return LK_FP32;
-    }
 }
 
 static cudaStream_t stream_of(const struct batch *batch)
@@ -357,7 +364,7 @@ static int pack(const struct batch *batch)
     }
     err = is_cast(batch) ? backend->lk_cast_pack(tensors, n, batch->packed, &scale, LK_NEAREST,
                                                  NULL, stream_of(batch))
-                         : backend->lk_pack(tensors, n, batch->packed, lk_type_of(first->op.type),
+                         : backend->lk_pack(tensors, n, batch->packed, lc_lk_type(first->op.type),
                                             stream_of(batch));
     free(tensors);
     return err;
@@ -376,8 +383,28 @@ static int unpack(const struct batch *batch, const char *from)
                                          batch->parts[i].offset };
     err = is_cast(batch) ? backend->lk_cast_unpack(tensors, batch->n, from, stream_of(batch))
                          : backend->lk_unpack(tensors, batch->n, from,
-                                              lk_type_of(batch->first->op.type), stream_of(batch));
+                                              lc_lk_type(batch->first->op.type), stream_of(batch));
     free(tensors);
+    return err;
+}
+
+/* All parts as they are, in one call. */
+static int launch(const struct batch *batch)
+{
+    const struct item *first = batch->first;
+    enum lc_outcome outcome = first->choice.outcome;
+    struct lk_buffers *list = calloc(batch->n, sizeof(*list));
+    int err;
+
+    if (!list)
+        return cudaErrorMemoryAllocation;
+    for (size_t i = 0; i < batch->n; i++)
+        list[i] = (struct lk_buffers){ batch->parts[i].send, batch->parts[i].recv,
+                                       batch->parts[i].count };
+    err = lc_rings_launch(&first->op, &first->redop, list, batch->n, stream_of(batch), &outcome);
+    free(list);
+    for (size_t i = 0; i < batch->n; i++)
+        batch->parts[i].item->choice.outcome = outcome;
     return err;
 }
 
@@ -525,8 +552,10 @@ static ncclResult_t start(const struct batch *batch, const struct lc_real *real)
         return cuda_failed(batch->first->op.comm, err);
     result = begin(batch->member, &span);
     if (result == ncclSuccess) {
-        err = pack(batch);
-        result = err ? cuda_failed(batch->first->op.comm, err) : call(batch, real);
+        err = is_rings(batch) ? launch(batch) : pack(batch);
+        result = err               ? cuda_failed(batch->first->op.comm, err)
+                 : is_rings(batch) ? ncclSuccess
+                                   : call(batch, real);
     }
     lc_span_end(&span);
     return result;
@@ -565,7 +594,7 @@ static ncclResult_t finish_batches(const struct batch *list, const struct lc_rea
     bool more = false;
 
     for (const struct batch *b = list; b && result == ncclSuccess; b = b->next) {
-        result = step(b, take_sums);
+        result = is_rings(b) ? ncclSuccess : step(b, take_sums);
         more |= gathers_sums(b);
     }
     if (result != ncclSuccess || !more)
@@ -693,7 +722,7 @@ static void count(const struct item *item)
     uint64_t bytes = lc_op_bytes(&item->op, item->op.comm->facts.ranks);
 
     lc_ledger_add(&item->op.comm->ledger, item->op.kind, item->choice.outcome, bytes,
-                  item->choice.path == LC_PATH_CAST ? bytes / 2 : bytes);
+                  lc_outcome_sent(item->choice.outcome, bytes));
 }
 
 /* What one failure of ours has kept from being made, on whatever communicator, has no match at the peers. */

@@ -19,6 +19,9 @@ static const struct {
     [LC_NCCL_OPERATION] = { "nccl",   "no-sum-or-average"     },
     [LC_CAST_BF16] = { "cast",   "bf16-wire"             },
     [LC_PACKED] = { "packed", "grouped"               },
+    [LC_RINGS] = { "rings",  "two-shot"              },
+    [LC_RINGS_BF16] = { "rings",  "two-shot, bf16-wire"   },
+    [LC_RINGS_LINES] = { "rings",  "one-shot"              },
 };
 
 const char *lc_outcome_path(enum lc_outcome outcome)
@@ -29,6 +32,11 @@ const char *lc_outcome_path(enum lc_outcome outcome)
 const char *lc_outcome_reason(enum lc_outcome outcome)
 {
     return outcomes[outcome].reason;
+}
+
+uint64_t lc_outcome_sent(enum lc_outcome outcome, uint64_t asked)
+{
+    return outcome == LC_CAST_BF16 || outcome == LC_RINGS_BF16 ? asked / 2 : asked;
 }
 
 void lc_ledger_merge(struct lc_ledger *into, const struct lc_ledger *from)

@@ -14,11 +14,17 @@ enum lc_outcome {
     LC_NCCL_OPERATION,
     LC_CAST_BF16,
     LC_PACKED,
+    LC_RINGS,
+    LC_RINGS_BF16,
+    LC_RINGS_LINES,
     LC_OUTCOMES,
 };
 
 const char *lc_outcome_path(enum lc_outcome outcome);
 const char *lc_outcome_reason(enum lc_outcome outcome);
+
+/* Bytes of send buffer that are handed on, of so many that were asked. */
+uint64_t lc_outcome_sent(enum lc_outcome outcome, uint64_t asked);
 
 /* Bucket 0 counts the value 0, bucket i the values 2^(i-1) .. 2^i - 1, the last one all larger ones. */
 #define LC_BUCKETS 42
@@ -39,6 +45,10 @@ struct lc_ledger_op {
 
 struct lc_ledger {
     struct lc_ledger_op op[LC_OP_KINDS];
+
+    /* Counted by the device, so that replays of graphs count, too; known when the communicator has ended in order. */
+    uint64_t ring_sent;   /* bytes written to peers */
+    uint64_t ring_elided; /* bytes not written because they were zero */
 };
 
 static inline unsigned lc_bucket(uint64_t value)

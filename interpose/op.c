@@ -45,6 +45,15 @@ const char *lc_type_name(unsigned type)
     return type < sizeof(names) / sizeof(*names) ? names[type] : NULL;
 }
 
+enum lk_type lc_lk_type(ncclDataType_t type)
+{
+    switch (type) {
+    case ncclBfloat16: return LK_BF16;
+    case ncclFloat16: return LK_FP16;
+    default: return LK_FP32;
+    }
+}
+
 uint64_t lc_op_bytes(const struct lc_op *op, int ranks)
 {
     uint64_t bytes = (uint64_t)op->count * lc_type_size(op->type);

@@ -2,6 +2,8 @@
 #ifndef LC_INTERPOSE_OP_H
 #define LC_INTERPOSE_OP_H
 
+#include "kernels/loongkernels.h"
+
 #include <nccl.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -53,6 +55,9 @@ const char *lc_op_nccl_name(enum lc_op_kind kind);
 
 /* "float32"; "type N" is for the caller to print where this is NULL. */
 const char *lc_type_name(unsigned type);
+
+/* The same for the kernels library, of a type that it has. */
+enum lk_type lc_lk_type(ncclDataType_t type);
 
 /* Bytes of one element; 0 for a type that we do not know. */
 size_t lc_type_size(ncclDataType_t type);

@@ -13,8 +13,9 @@
 
 enum lc_path {
     LC_PATH_NCCL,
-    LC_PATH_CAST, /* fp32 data, bf16 on NCCL's wire */
-    LC_PATH_PACK, /* grouped small all-reduces as one; decided finally when the group is known */
+    LC_PATH_CAST,  /* fp32 data, bf16 on NCCL's wire */
+    LC_PATH_RINGS, /* through peers' memory */
+    LC_PATH_PACK,  /* grouped small all-reduces as one; decided finally when the group is known */
 };
 
 struct lc_choice {
@@ -27,6 +28,7 @@ struct lc_situation {
     int ranks;
     bool committed; /* for this very call; false also where there is no agreement at all */
     bool grouped;
+    bool rings;            /* are there, or may still come */
     struct lc_redop redop; /* what op->redop means */
 };
 
@@ -35,8 +37,15 @@ static inline bool lc_policy_is_nccl(const struct lc_op *op, bool grouped,
                                      const struct lc_config *config)
 {
     return (op->kind != LC_OP_ALL_REDUCE && op->kind != LC_OP_REDUCE_SCATTER) ||
-           (config->allreduce_wire == LC_WIRE_DATA && !(grouped && config->coalesce));
+           (config->allreduce_wire == LC_WIRE_DATA && config->peer != LC_PEER_FORCE &&
+            !(grouped && config->coalesce));
 }
+
+/* Some call may go through peers' memory. */
+bool lc_policy_wants_rings(const struct lc_config *config);
+
+/* In one step, instead of in two with half as many bytes: `bytes` of data (lk_lines_bytes), of at most `most`. */
+bool lc_policy_one_shot(const struct lc_config *config, size_t bytes, size_t most);
 
 struct lc_choice lc_policy(const struct lc_op *op, const struct lc_situation *now,
                            const struct lc_config *config);

@@ -5,6 +5,7 @@
 #include "common/log.h"
 #include "interpose/agree.h"
 #include "interpose/comm.h"
+#include "interpose/peers.h"
 #include "interpose/process.h"
 
 #include <poll.h>
@@ -73,6 +74,10 @@ struct lc_reducer *lc_reducer_new(int device, cudaStream_t stream, size_t bytes)
     if (!reducer)
         reducer = calloc(1, sizeof(*reducer));
     if (!reducer || reducer->scratch) {
+        if (reducer)
+            lc_peers_free(reducer->peers); /* of the communicator that had it */
+        if (reducer)
+            reducer->peers = NULL;
         lc_guard_end(backend, device, &guard);
         return reducer;
     }
@@ -138,8 +143,10 @@ static void free_parts(struct lc_reducer *reducer)
     if (reducer->serial && !is_idle(reducer)) {
         lc_warn("device %d: %zu MB of scratch are still in use and stay allocated", reducer->device,
                 reducer->bytes >> 20);
+        lc_peers_detach(reducer->peers);
         return;
     }
+    lc_peers_free(reducer->peers);
     if (reducer->scratch)
         (void)backend->cudaFree(reducer->scratch);
     if (reducer->serial)
@@ -180,6 +187,7 @@ void lc_reducer_free(struct lc_reducer *reducer, bool at_once)
     if (at_once) {
         lc_info("device %d: %zu MB of scratch are kept for another communicator", reducer->device,
                 reducer->bytes >> 20);
+        lc_peers_detach(reducer->peers);
         keep(reducer);
         return;
     }

@@ -4,9 +4,11 @@
 #include "common/log.h"
 #include "interpose/comm.h"
 #include "interpose/gather.h"
+#include "interpose/peers.h"
 #include "interpose/policy.h"
 #include "interpose/process.h"
 #include "interpose/reduce.h"
+#include "interpose/rings.h"
 
 #define PACKING_ONLY ((size_t)16 << 20)
 
@@ -46,6 +48,36 @@ static bool is_captured(const struct lc_backend *backend, int device, cudaStream
     return status != cudaStreamCaptureStatusNone;
 }
 
+/* Through with it, whatever came of it. */
+static bool has_tried_rings(struct lc_comm *comm, int device)
+{
+    struct lc_reducer *reducer = comm->reducer;
+    struct lc_room *room = lc_agree_room(comm->agree);
+    const struct lc_config *config = lc_process_config();
+    struct lc_guard guard;
+    bool done;
+
+    if (!lc_policy_wants_rings(config) || !lc_peers_possible(room, comm->facts.ranks))
+        return true;
+    if (!reducer->peers) {
+        struct lc_peers_facts facts = { .device = device,
+                                        .rank = comm->facts.rank,
+                                        .ranks = comm->facts.ranks,
+                                        .cap = config->staging_max };
+
+        reducer->peers = lc_peers_new(reducer->backend, room, &facts, &comm->ledger);
+    }
+    if (!reducer->peers) {
+        lc_peers_refuse(room);
+        return true;
+    }
+    if (!lc_guard_begin(reducer->backend, device, &guard))
+        return false; /* at a later call */
+    done = lc_peers_step(reducer->peers);
+    lc_guard_end(reducer->backend, device, &guard);
+    return done;
+}
+
 /* Local reasons end here: what cannot be set up on this rank withholds its vote, and nothing else. */
 static bool is_set_up(struct lc_comm *comm, cudaStream_t stream)
 {
@@ -53,17 +85,36 @@ static bool is_set_up(struct lc_comm *comm, cudaStream_t stream)
     struct lc_reducer *reducer;
     int device = atomic_load_explicit(&comm->device, memory_order_relaxed);
 
-    if (comm->reducer)
+    if (comm->set_up)
         return true;
     if (comm->no_setup || !lc_agree_wants_setup(comm->agree))
         return false;
     backend = lc_backend();
     if (backend && is_captured(backend, device, stream))
         return false; /* at a later call */
-    reducer = lc_reducer_new(device, stream, scratch_size(comm->facts.ranks));
-    comm->no_setup = !reducer;
-    atomic_store_explicit(&comm->reducer, reducer, memory_order_release);
-    return reducer != NULL;
+    if (!comm->reducer) {
+        reducer = lc_reducer_new(device, stream, scratch_size(comm->facts.ranks));
+        atomic_store_explicit(&comm->reducer, reducer, memory_order_release);
+    }
+    comm->no_setup = !comm->reducer;
+    if (comm->no_setup)
+        lc_peers_refuse(lc_agree_room(comm->agree));
+    comm->set_up = comm->reducer && has_tried_rings(comm, device);
+    return comm->set_up;
+}
+
+static bool has_rings(const struct lc_comm *comm)
+{
+    const struct lc_reducer *reducer = comm->reducer;
+
+    return reducer && lc_peers_rings(reducer->peers);
+}
+
+/* Before all ranks have agreed nobody knows what will come. */
+static struct lc_choice choose(const struct lc_op *op, struct lc_situation *now, bool rings)
+{
+    now->rings = rings;
+    return lc_policy(op, now, lc_process_config());
 }
 
 static void settle(struct lc_op *op, ncclResult_t result)
@@ -90,13 +141,17 @@ static void route_reduction(struct lc_op *op, const struct lc_real *real)
     ncclResult_t result;
     bool committed, ours;
 
-    choice = lc_policy(op, &now, lc_process_config());
+    choice = choose(op, &now, true);
     ours = choice.path != LC_PATH_NCCL &&
            atomic_load_explicit(&comm->windows, memory_order_relaxed) == 0;
     result = lc_agree_next(comm->agree, ours && is_set_up(comm, op->stream), &committed);
     settle_failure(op, result);
     if (result != ncclSuccess)
         return;
+    if (ours && committed && choice.path == LC_PATH_RINGS && !has_rings(comm)) {
+        choice = choose(op, &now, false);
+        ours = choice.path != LC_PATH_NCCL;
+    }
     if (!ours || !committed) {
         op->outcome = ours                          ? LC_NCCL_NOT_COMMITTED
                       : choice.path == LC_PATH_NCCL ? (int)choice.outcome
@@ -106,7 +161,8 @@ static void route_reduction(struct lc_op *op, const struct lc_real *real)
     op->outcome = (int)choice.outcome;
     lc_progress_path(&comm->progress, (uint8_t)choice.outcome);
     if (!now.grouped) {
-        settle(op, lc_reduce_cast(op, &now.redop, real));
+        settle(op, choice.path == LC_PATH_RINGS ? lc_reduce_rings(op, &now.redop, &choice)
+                                                : lc_reduce_cast(op, &now.redop, real));
         return;
     }
     result = lc_gather_add(op, &choice, &now.redop);

@@ -1,0 +1,526 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "interpose/peers.h"
+
+#include "common/deadline.h"
+#include "common/log.h"
+#include "interpose/control/control.h"
+#include "kernels/ring_layout.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+/* Blobs of the room. */
+enum {
+    KEY_OFFER = 1, /* struct offer */
+    KEY_WRITTEN,   /* empty: the number is in everybody's segment */
+    KEY_RESULT,    /* uint32_t: 1, all is well, or 0 */
+};
+
+#define BUS_ID 16 /* of a device, with the 0 behind it */
+
+struct offer {
+    struct lk_ring_shape shape;
+    uint64_t bytes; /* of the segment */
+    uint64_t number;
+    char gpu[BUS_ID];
+};
+_Static_assert(sizeof(struct offer) == 48, "no padding in a blob");
+
+enum stage {
+    START,
+    ZEROING,  /* on the device */
+    OFFERED,  /* peers are being mapped */
+    WRITING,  /* on the device */
+    TOLD,     /* not all others have written */
+    CHECKING, /* on the device */
+    SAID,     /* not all others have said whether all is well */
+    CLEARING, /* failed; the device may still use what is to be freed */
+    READY,
+    WITHOUT,
+};
+
+/* Pinned memory that the device reads and writes. */
+struct shared {
+    uint32_t abort; /* set by any thread, read by the kernels */
+    uint32_t pad[31];
+    uint64_t number;
+    uint64_t seen[LK_RANKS_MAX];
+    struct lk_ring_counts counts;
+};
+
+/* Used by the thread that calls the communicator's operations, then by who frees it. */
+struct lc_peers {
+    const struct lc_backend *backend;
+    struct lc_room *room; /* NULL once detached */
+    struct lc_ledger *ledger;
+    struct lc_peers_facts facts;
+    enum stage stage;
+    struct lk_rings rings; /* segments of others: NULL until mapped */
+    size_t bytes;
+    uint32_t ctas;
+    struct shared *shared;
+    cudaStream_t stream; /* of set-up */
+    cudaEvent_t event;   /* behind the last work on it */
+    struct offer offers[LK_RANKS_MAX];
+    bool offered[LK_RANKS_MAX];
+    int fd; /* of the own segment, until it is offered */
+    bool reserved;
+};
+
+/* Bytes of segments on each device, of all communicators. Relaxed: only the sum counts. */
+#define DEVICES 64
+static atomic_size_t used[DEVICES];
+
+static bool reserve(const struct lc_peers_facts *facts, size_t bytes)
+{
+    atomic_size_t *sum = &used[(unsigned)facts->device % DEVICES];
+
+    if (atomic_fetch_add_explicit(sum, bytes, memory_order_relaxed) + bytes <= facts->cap)
+        return true;
+    atomic_fetch_sub_explicit(sum, bytes, memory_order_relaxed);
+    return false;
+}
+
+/* From what all ranks share. Few slots cost speed only. */
+static struct lk_ring_shape shape_for(const struct lc_peers *peers)
+{
+    struct lk_ring_shape shape = { .ranks = (uint32_t)peers->facts.ranks,
+                                   .channels = 32,
+                                   .slots = 4,
+                                   .line_bytes = LK_LINES_MAX };
+
+    while (shape.slots > 1 && peers->backend->lk_ring_bytes(&shape) > peers->facts.cap)
+        shape.slots /= 2;
+    return shape;
+}
+
+bool lc_peers_possible(struct lc_room *room, int ranks)
+{
+    if (ranks < 2 || ranks > (int)LK_RANKS_MAX)
+        return false;
+    for (int r = 0; r < ranks; r++) { /* those of other hosts are not told */
+        if (!lc_room_record(room, (uint32_t)r))
+            return false;
+    }
+    return true;
+}
+
+struct lc_peers *lc_peers_new(const struct lc_backend *backend, struct lc_room *room,
+                              const struct lc_peers_facts *facts, struct lc_ledger *ledger)
+{
+    struct lc_peers *peers = calloc(1, sizeof(*peers));
+
+    if (!peers)
+        return NULL;
+    peers->backend = backend;
+    peers->room = room;
+    peers->facts = *facts;
+    peers->ledger = ledger;
+    peers->fd = -1;
+    return peers;
+}
+
+/* ---- what is allocated ---- */
+
+static int allocate(struct lc_peers *peers)
+{
+    const struct lc_backend *backend = peers->backend;
+    struct lk_rings *rings = &peers->rings;
+    size_t state = backend->lk_ring_state_bytes(&rings->shape);
+    int err = backend->cudaStreamCreateWithFlags(&peers->stream, cudaStreamNonBlocking);
+
+    if (!err)
+        err = backend->cudaEventCreateWithFlags(&peers->event, cudaEventDisableTiming);
+    if (!err)
+        err = backend->cudaHostAlloc((void **)&peers->shared, sizeof(*peers->shared),
+                                     cudaHostAllocPortable | cudaHostAllocMapped);
+    if (err)
+        return err;
+    memset(peers->shared, 0, sizeof(*peers->shared));
+    rings->abort = &peers->shared->abort;
+    lc_room_echo_abort(peers->room, &peers->shared->abort);
+    err = backend->lk_segment_new(peers->bytes, peers->stream, &rings->segments[rings->rank],
+                                  &peers->fd);
+    if (!err)
+        err = backend->cudaMalloc(&rings->state, state);
+    if (!err)
+        err = backend->cudaMemsetAsync(rings->state, 0, state, peers->stream);
+    return err ? err : (int)backend->cudaEventRecord(peers->event, peers->stream);
+}
+
+static void unmap(struct lc_peers *peers)
+{
+    for (uint32_t r = 0; r < LK_RANKS_MAX; r++) {
+        if (peers->rings.segments[r])
+            (void)peers->backend->lk_segment_free(peers->rings.segments[r], peers->bytes);
+        peers->rings.segments[r] = NULL;
+    }
+    if (peers->reserved)
+        atomic_fetch_sub_explicit(&used[(unsigned)peers->facts.device % DEVICES], peers->bytes,
+                                  memory_order_relaxed);
+    peers->reserved = false;
+}
+
+void lc_peers_detach(struct lc_peers *peers)
+{
+    if (!peers || !peers->room)
+        return;
+    lc_room_echo_abort(peers->room, NULL);
+    lc_room_withdraw_fd(peers->room);
+    peers->room = NULL;
+    peers->ledger = NULL;
+}
+
+/* 0: what was last put on the stream is done; cudaErrorNotReady. */
+static int poll_device(const struct lc_peers *peers)
+{
+    int err = peers->event ? (int)peers->backend->cudaEventQuery(peers->event) : 0;
+
+    if (err)
+        (void)peers->backend->cudaGetLastError(); /* not the program's error */
+    return err;
+}
+
+/* For what cannot be left: bounded. */
+static bool wait_for_device(const struct lc_peers *peers)
+{
+    struct lc_deadline until = lc_deadline_in_ms(10000);
+    int err;
+
+    while ((err = poll_device(peers)) == cudaErrorNotReady && !lc_deadline_passed(until))
+        (void)poll(NULL, 0, 1);
+    return err == 0;
+}
+
+/* The device counts by itself, so that graphs count, too. */
+static void read_counts(struct lc_peers *peers)
+{
+    const struct lc_backend *backend = peers->backend;
+    struct shared *shared = peers->shared;
+
+    if (backend->cudaMemcpyAsync(&shared->counts, peers->rings.state, sizeof(shared->counts),
+                                 cudaMemcpyDefault, peers->stream) ||
+        backend->cudaEventRecord(peers->event, peers->stream)) {
+        (void)backend->cudaGetLastError(); /* not the program's error */
+        return;
+    }
+    if (!wait_for_device(peers))
+        return;
+    lc_add(&peers->ledger->ring_sent, shared->counts.bytes_sent);
+    lc_add(&peers->ledger->ring_elided, shared->counts.bytes_elided);
+}
+
+void lc_peers_free(struct lc_peers *peers)
+{
+    const struct lc_backend *backend;
+
+    if (!peers)
+        return;
+    backend = peers->backend;
+    if (peers->stage == READY && peers->ledger)
+        read_counts(peers);
+    lc_peers_detach(peers);
+    if (peers->fd >= 0)
+        close(peers->fd);
+    if (!wait_for_device(peers)) {
+        lc_warn("device %d: %zu MB that peers have mapped are still in use and stay allocated",
+                peers->facts.device, peers->bytes >> 20);
+        return;
+    }
+    unmap(peers);
+    if (peers->rings.state)
+        (void)backend->cudaFree(peers->rings.state);
+    if (peers->shared)
+        (void)backend->cudaFreeHost(peers->shared);
+    if (peers->event)
+        (void)backend->cudaEventDestroy(peers->event);
+    if (peers->stream)
+        (void)backend->cudaStreamDestroy(peers->stream);
+    free(peers);
+}
+
+/* ---- steps: 0, done; -EAGAIN, at another call; else it has failed ---- */
+
+static int start(struct lc_peers *peers)
+{
+    struct offer *mine = &peers->offers[peers->facts.rank];
+    struct lk_ring_shape shape = shape_for(peers);
+
+    peers->rings.shape = shape;
+    peers->rings.rank = (uint32_t)peers->facts.rank;
+    peers->bytes = peers->backend->lk_ring_bytes(&shape);
+    peers->reserved = reserve(&peers->facts, peers->bytes);
+    if (!peers->reserved) {
+        lc_warn_once(
+            "device %d: %zu MB for peers to write to are more than LOONGCOMM_STAGING_MAX leaves: reductions of some communicators go through NCCL",
+            peers->facts.device, peers->bytes >> 20);
+        return -EDQUOT;
+    }
+    *mine = (struct offer){ .shape = shape, .bytes = peers->bytes };
+    if (getrandom(&mine->number, sizeof(mine->number), 0) != (ssize_t)sizeof(mine->number))
+        return -EIO;
+    mine->number |= 1; /* never what a zeroed segment holds */
+    if (peers->backend->cudaDeviceGetPCIBusId(mine->gpu, BUS_ID, peers->facts.device) != 0)
+        return -ENODEV;
+    peers->offered[peers->facts.rank] = true;
+    return allocate(peers);
+}
+
+static int offer(struct lc_peers *peers)
+{
+    const struct offer *mine = &peers->offers[peers->facts.rank];
+    int err = poll_device(peers);
+
+    if (err)
+        return err == cudaErrorNotReady ? -EAGAIN : err;
+    err = lc_room_offer_fd(peers->room, peers->fd);
+    if (err)
+        return err;
+    peers->fd = -1;
+    return lc_room_post(peers->room, KEY_OFFER, mine, sizeof(*mine));
+}
+
+static int look_at_offer(struct lc_peers *peers, uint32_t rank)
+{
+    struct offer *offer = &peers->offers[rank];
+    size_t size = 0;
+    int err;
+
+    if (peers->offered[rank])
+        return 0;
+    err = lc_room_look(peers->room, rank, KEY_OFFER, offer, sizeof(*offer), &size);
+    if (err)
+        return err;
+    if (size != sizeof(*offer) || offer->bytes != peers->bytes ||
+        memcmp(&offer->shape, &peers->rings.shape, sizeof(offer->shape)) != 0 ||
+        memchr(offer->gpu, '\0', BUS_ID) == NULL)
+        return -EPROTO;
+    peers->offered[rank] = true;
+    return 0;
+}
+
+static int map_peer(struct lc_peers *peers, uint32_t rank)
+{
+    int fd = -1, err;
+
+    if (peers->rings.segments[rank])
+        return 0;
+    err = look_at_offer(peers, rank);
+    if (!err)
+        err = lc_room_fetch_fd(peers->room, rank, &fd);
+    if (err)
+        return err;
+    err = peers->backend->lk_segment_map(fd, peers->bytes, &peers->rings.segments[rank]);
+    close(fd);
+    return err;
+}
+
+static int map_peers(struct lc_peers *peers)
+{
+    int result = 0;
+
+    for (uint32_t r = 0; r < peers->rings.shape.ranks; r++) {
+        int err = map_peer(peers, r);
+
+        if (err && err != -EAGAIN)
+            return err;
+        result = err ? err : result;
+    }
+    return result;
+}
+
+static char *number_in(const struct lc_peers *peers, uint32_t segment, uint32_t from)
+{
+    return (char *)peers->rings.segments[segment] + LK_NONCE_OFFSET + from * sizeof(uint64_t);
+}
+
+static int write_numbers(struct lc_peers *peers)
+{
+    const struct lc_backend *backend = peers->backend;
+    uint32_t me = peers->rings.rank;
+    int err = map_peers(peers);
+
+    peers->shared->number = peers->offers[me].number;
+    for (uint32_t r = 0; !err && r < peers->rings.shape.ranks; r++)
+        err = backend->cudaMemcpyAsync(number_in(peers, r, me), &peers->shared->number,
+                                       sizeof(uint64_t), cudaMemcpyDefault, peers->stream);
+    return err ? err : (int)backend->cudaEventRecord(peers->event, peers->stream);
+}
+
+static int tell_written(struct lc_peers *peers)
+{
+    int err = poll_device(peers);
+
+    if (err)
+        return err == cudaErrorNotReady ? -EAGAIN : err;
+    return lc_room_post(peers->room, KEY_WRITTEN, NULL, 0);
+}
+
+static int read_numbers(struct lc_peers *peers)
+{
+    const struct lc_backend *backend = peers->backend;
+    uint32_t me = peers->rings.rank, ranks = peers->rings.shape.ranks;
+    int err = 0;
+
+    for (uint32_t r = 0; !err && r < ranks; r++) {
+        char none[1];
+        size_t size;
+
+        if (r != me)
+            err = lc_room_look(peers->room, r, KEY_WRITTEN, none, sizeof(none), &size);
+    }
+    if (err)
+        return err;
+    err = backend->cudaMemcpyAsync(peers->shared->seen, number_in(peers, me, 0),
+                                   ranks * sizeof(uint64_t), cudaMemcpyDefault, peers->stream);
+    return err ? err : (int)backend->cudaEventRecord(peers->event, peers->stream);
+}
+
+static int say(struct lc_peers *peers, uint32_t well)
+{
+    return lc_room_post(peers->room, KEY_RESULT, &well, sizeof(well));
+}
+
+/* -EXDEV: some rank writes to another machine's memory, whatever its host name is. */
+static int check_numbers(struct lc_peers *peers)
+{
+    int err = poll_device(peers);
+
+    if (err)
+        return err == cudaErrorNotReady ? -EAGAIN : err;
+    for (uint32_t r = 0; r < peers->rings.shape.ranks; r++) {
+        if (peers->shared->seen[r] != peers->offers[r].number)
+            return -EXDEV;
+    }
+    return say(peers, 1);
+}
+
+/* 1: well, 0: not, -EAGAIN: it has not said. */
+static int result_of(const struct lc_peers *peers, uint32_t rank)
+{
+    uint32_t well = 0;
+    size_t size = 0;
+    int err = lc_room_look(peers->room, rank, KEY_RESULT, &well, sizeof(well), &size);
+
+    if (err)
+        return err == -EAGAIN ? err : 0;
+    return size == sizeof(well) && well == 1;
+}
+
+static bool somebody_has_failed(const struct lc_peers *peers)
+{
+    for (uint32_t r = 0; r < (uint32_t)peers->facts.ranks; r++) {
+        if (r != (uint32_t)peers->facts.rank && result_of(peers, r) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* Kernels of all ranks of a GPU have to be resident together, several of each. */
+static uint32_t share_of_device(const struct lc_peers *peers)
+{
+    const struct lk_ring_shape *shape = &peers->rings.shape;
+    uint32_t sharers = 0;
+
+    for (uint32_t r = 0; r < shape->ranks; r++)
+        sharers += strcmp(peers->offers[r].gpu, peers->offers[peers->rings.rank].gpu) == 0;
+    return shape->channels / sharers > 1 ? shape->channels / sharers : 1;
+}
+
+static int hear_results(struct lc_peers *peers)
+{
+    for (uint32_t r = 0; r < peers->rings.shape.ranks; r++) {
+        if (r != peers->rings.rank && result_of(peers, r) == -EAGAIN)
+            return -EAGAIN;
+    }
+    lc_room_withdraw_fd(peers->room);
+    peers->ctas = share_of_device(peers);
+    lc_info("rank %u of %u: rings of %zu KB in peers' memory, %u slots", peers->rings.rank,
+            peers->rings.shape.ranks, peers->bytes >> 10, peers->rings.shape.slots);
+    return 0;
+}
+
+static int clear(struct lc_peers *peers)
+{
+    if (poll_device(peers) == cudaErrorNotReady)
+        return -EAGAIN;
+    lc_room_withdraw_fd(peers->room);
+    unmap(peers);
+    return 0;
+}
+
+static const struct {
+    int (*run)(struct lc_peers *peers);
+    enum stage next;
+} steps[] = {
+    [START] = {start,          ZEROING },
+      [ZEROING] = { offer,         OFFERED },
+    [OFFERED] = { write_numbers, WRITING },
+      [WRITING] = { tell_written,  TOLD    },
+    [TOLD] = { read_numbers,  CHECKING},
+      [CHECKING] = { check_numbers, SAID    },
+    [SAID] = { hear_results,  READY   },
+      [CLEARING] = { clear,         WITHOUT },
+};
+
+static const char *reason(const struct lc_peers *peers, int err)
+{
+    switch (err) {
+    case -EXDEV: return "some ranks are on another machine than their host name says";
+    case -ENOTSUP: return "the device or the kernels library cannot share memory";
+    default: return err > 0 ? peers->backend->lk_error_text(err) : strerror(-err);
+    }
+}
+
+/* Nothing of ours may keep the others waiting; if even that cannot be said, they do not get this rank's vote. */
+static void fail(struct lc_peers *peers, int err)
+{
+    if (err > 0)
+        (void)peers->backend->cudaGetLastError(); /* not the program's error */
+    if (err != -ECANCELED && err != -EDQUOT)
+        lc_warn_once(
+            "device %d: peers' memory cannot be used (%s): reductions of this communicator go through NCCL",
+            peers->facts.device, reason(peers, err));
+    (void)say(peers, 0);
+    peers->stage = CLEARING;
+}
+
+bool lc_peers_step(struct lc_peers *peers)
+{
+    while (peers->stage != READY && peers->stage != WITHOUT) {
+        int err = -ECANCELED;
+
+        if (peers->stage == CLEARING || !somebody_has_failed(peers))
+            err = steps[peers->stage].run(peers);
+        if (err == -EAGAIN)
+            return false;
+        if (err)
+            fail(peers, err);
+        else
+            peers->stage = steps[peers->stage].next;
+    }
+    return true;
+}
+
+void lc_peers_refuse(struct lc_room *room)
+{
+    uint32_t well = 0;
+
+    (void)lc_room_post(room, KEY_RESULT, &well, sizeof(well));
+}
+
+const struct lk_rings *lc_peers_rings(const struct lc_peers *peers)
+{
+    return peers && peers->stage == READY ? &peers->rings : NULL;
+}
+
+uint32_t lc_peers_ctas(const struct lc_peers *peers)
+{
+    return peers->ctas;
+}

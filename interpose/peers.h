@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Rings between the ranks of one communicator: memory that each maps from the others (kernels/rings.h).
+ *
+ * Set up before the vote, at intercepted calls, by the thread that calls the communicator's operations; never under
+ * capture, never waiting: what is not there yet is looked for at the next call. Each rank
+ *   allocates and zeroes its segment, offers its descriptor and says how large it is and which number it will write,
+ *   maps everybody's, and writes its number into each: equal host names do not prove one machine,
+ *   says that it has written; when all have, looks whether all numbers have come to its own segment,
+ *   says whether all is well. Who fails says so at once, whatever he has done.
+ * A rank is through when one has failed, or when all have said that all is well: then all know the same, and vote.
+ */
+#ifndef LC_INTERPOSE_PEERS_H
+#define LC_INTERPOSE_PEERS_H
+
+#include "interpose/backend.h"
+#include "interpose/ledger.h"
+
+struct lc_peers;
+struct lc_room;
+
+/* What they are made for; all but the device equal on all ranks. */
+struct lc_peers_facts {
+    int device, rank, ranks;
+    size_t cap; /* bytes that this process may use of a GPU for segments, of all communicators */
+};
+
+/* Rings make sense: all ranks are on one host, and they are not too many. Equal on all ranks once the room is
+ * complete. */
+bool lc_peers_possible(struct lc_room *room, int ranks);
+
+/* NULL: out of memory. `ledger` gets what the device has counted, when they are freed in order. */
+struct lc_peers *lc_peers_new(const struct lc_backend *backend, struct lc_room *room,
+                              const struct lc_peers_facts *facts, struct lc_ledger *ledger);
+
+/* Goes on as far as possible. True: through, rings or not. The device is current, our calls are legal. */
+bool lc_peers_step(struct lc_peers *peers);
+
+/* This rank cannot take part in anything: the others need not wait. */
+void lc_peers_refuse(struct lc_room *room);
+
+/* NULL: there are none. Constant once lc_peers_step has been true. `ctas`: size of a grid. */
+const struct lk_rings *lc_peers_rings(const struct lc_peers *peers);
+uint32_t lc_peers_ctas(const struct lc_peers *peers);
+
+/* The room is about to be released, and work may go on. Not freed by it. NULL is allowed, as below. */
+void lc_peers_detach(struct lc_peers *peers);
+
+/* No work that uses them is in flight; the device is current. */
+void lc_peers_free(struct lc_peers *peers);
+
+#endif

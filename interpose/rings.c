@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "interpose/rings.h"
+
+#include "common/log.h"
+#include "interpose/comm.h"
+#include "interpose/peers.h"
+#include "interpose/process.h"
+#include "interpose/reduce.h"
+
+/* Where the factor of an average or a sum with one belongs. Of fp32 and bf16, which have room for small numbers, before
+ * the sum, as in NCCL: sums of large ones then stay in range. Behind it where it would cost bits of what travels. */
+static void place_factor(const struct lc_op *op, const struct lc_redop *redop, int ranks,
+                         struct lk_scale *pre, float *post)
+{
+    bool exact = (ranks & (ranks - 1)) == 0;
+
+    *pre = lc_scale_of(redop, ranks);
+    *post = 1.0f;
+    if (redop->kind != LC_REDOP_AVG || op->type == ncclFloat32 ||
+        (op->type == ncclBfloat16 && exact))
+        return;
+    *post = pre->value;
+    pre->value = 1.0f;
+}
+
+int lc_rings_launch(const struct lc_op *op, const struct lc_redop *redop,
+                    const struct lk_buffers *list, size_t n, cudaStream_t stream,
+                    enum lc_outcome *outcome)
+{
+    const struct lc_comm *comm = op->comm;
+    const struct lc_reducer *reducer = comm->reducer;
+    const struct lc_backend *backend = reducer->backend;
+    const struct lk_rings *rings = lc_peers_rings(reducer->peers);
+    uint32_t ctas = lc_peers_ctas(reducer->peers);
+    struct lk_reduction how = { .type = lc_lk_type(op->type), .rounding = LK_NEAREST };
+    struct lk_scale pre;
+
+    how.wire = *outcome == LC_RINGS_BF16 ? LK_BF16 : how.type;
+    place_factor(op, redop, comm->facts.ranks, &pre, &how.post);
+    how.pre = &pre;
+    if (op->kind == LC_OP_REDUCE_SCATTER)
+        return backend->lk_rings_reduce_scatter(rings, &how, list, n, ctas, stream);
+    if (how.wire == how.type &&
+        lc_policy_one_shot(lc_process_config(), backend->lk_lines_bytes(&how, list, n),
+                           rings->shape.line_bytes)) {
+        *outcome = LC_RINGS_LINES;
+        return backend->lk_lines_all_reduce(rings, &how, list, n, ctas, stream);
+    }
+    return backend->lk_rings_all_reduce(rings, &how, list, n, ctas, stream);
+}
+
+/* A failure of ours after commit is an error at every rank: never a silent way around it. */
+static ncclResult_t failed(const struct lc_op *op, int err)
+{
+    lc_error("%s of %zu elements in peers' memory: %s", lc_op_name(op->kind), op->count,
+             op->comm->reducer->backend->lk_error_text(err));
+    lc_agree_break(op->comm->agree, ncclUnhandledCudaError);
+    return ncclUnhandledCudaError;
+}
+
+ncclResult_t lc_reduce_rings(struct lc_op *op, const struct lc_redop *redop,
+                             const struct lc_choice *choice)
+{
+    struct lk_buffers buffers = { op->send, op->recv, op->count };
+    enum lc_outcome outcome = choice->outcome;
+    struct lc_span span;
+    int err = lc_span_begin(op->comm->reducer, op->stream, &span);
+    int recorded;
+
+    if (err)
+        return failed(op, err);
+    err = lc_span_wait(&span);
+    if (!err)
+        err = lc_rings_launch(op, redop, &buffers, 1, op->stream, &outcome);
+    recorded = lc_span_record(&span);
+    lc_span_end(&span);
+    op->outcome = (int)outcome;
+    err = err ? err : recorded;
+    return err ? failed(op, err) : ncclSuccess;
+}
