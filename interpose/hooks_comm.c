@@ -5,6 +5,7 @@
 #include "interpose/comm.h"
 #include "interpose/control/control.h"
 #include "interpose/create.h"
+#include "interpose/peers.h"
 #include "interpose/reduce.h"
 
 LC_EXPORT ncclResult_t ncclGetVersion(int *version)
@@ -206,6 +207,8 @@ static ncclResult_t our_error(struct lc_comm *entry)
     ncclResult_t error = lc_agree_error(entry->agree);
 
     if (error == ncclSuccess || lc_agree_own_error(entry->agree) != ncclSuccess)
+        return error;
+    if (reducer && lc_peers_were_cut(reducer->peers))
         return error;
     if (!reducer || !lc_reducer_busy(reducer))
         return ncclSuccess;

@@ -47,7 +47,7 @@ enum stage {
 
 /* Pinned memory that the device reads and writes. */
 struct shared {
-    uint32_t abort; /* set by any thread, read by the kernels */
+    uint32_t abort; /* as lk_rings.abort: atomic, any thread and the kernels */
     uint32_t pad[31];
     uint64_t number;
     uint64_t seen[LK_RANKS_MAX];
@@ -483,7 +483,9 @@ static void fail(struct lc_peers *peers, int err)
 {
     if (err > 0)
         (void)peers->backend->cudaGetLastError(); /* not the program's error */
-    if (err != -ECANCELED && err != -EDQUOT)
+    if (err == -EPIPE) /* the arbiter is gone, which is no matter of memory */
+        lc_info("device %d: no agreement on peers' memory any more", peers->facts.device);
+    else if (err != -ECANCELED && err != -EDQUOT)
         lc_warn_once(
             "device %d: peers' memory cannot be used (%s): reductions of this communicator go through NCCL",
             peers->facts.device, reason(peers, err));
@@ -518,6 +520,11 @@ void lc_peers_refuse(struct lc_room *room)
 const struct lk_rings *lc_peers_rings(const struct lc_peers *peers)
 {
     return peers && peers->stage == READY ? &peers->rings : NULL;
+}
+
+bool lc_peers_were_cut(const struct lc_peers *peers)
+{
+    return peers && peers->shared && __atomic_load_n(&peers->shared->abort, __ATOMIC_ACQUIRE) == 2;
 }
 
 uint32_t lc_peers_ctas(const struct lc_peers *peers)

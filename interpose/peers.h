@@ -43,6 +43,9 @@ void lc_peers_refuse(struct lc_room *room);
 const struct lk_rings *lc_peers_rings(const struct lc_peers *peers);
 uint32_t lc_peers_ctas(const struct lc_peers *peers);
 
+/* A call has ended early, since a rank has aborted or is gone: its results are none. Any thread, after the vote. */
+bool lc_peers_were_cut(const struct lc_peers *peers);
+
 /* The room is about to be released, and work may go on. Not freed by it. NULL is allowed, as below. */
 void lc_peers_detach(struct lc_peers *peers);
 

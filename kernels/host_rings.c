@@ -45,7 +45,10 @@ uint32_t lk_bell_heard(const struct lk_ring_head *head)
 
 bool lk_aborted(const struct lk_ring_head *head)
 {
-    return __atomic_load_n(head->rings.abort, __ATOMIC_ACQUIRE) != 0;
+    if (__atomic_load_n(head->rings.abort, __ATOMIC_ACQUIRE) == 0)
+        return false;
+    __atomic_store_n(head->rings.abort, 2, __ATOMIC_RELEASE);
+    return true;
 }
 
 /* Nobody rings for an abort: it is seen when the nap is over. */

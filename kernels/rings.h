@@ -93,7 +93,9 @@ struct lk_rings {
     uint32_t rank;
     void *segments[LK_RANKS_MAX]; /* where this rank sees each rank's segment, its own included */
     void *state; /* lk_ring_state_bytes, zeroed before the first call, this rank's alone */
-    const uint32_t *abort; /* readable by the device; becomes non-zero once, from any thread */
+    /* The device reads and writes it. 0; 1 once a thread of the host wants calls to end early (it replaces a 0 only); 2
+     * once a call that was waiting has ended early because of that, so that what has not been cut short is known. */
+    uint32_t *abort;
 };
 
 /* One tensor of a list. All-reduce: count elements each; out may be in, other overlaps are undefined. Reduce-scatter: in

@@ -14,6 +14,14 @@
 #define ERRNO_MAX 4095
 #define NO_RANK   UINT32_MAX
 
+/* Whoever waits for it may have said more by now. */
+static void raise_echo(uint32_t *word)
+{
+    uint32_t none = 0;
+
+    (void)__atomic_compare_exchange_n(word, &none, 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+}
+
 static void raise_abort(struct lc_room *room)
 {
     uint32_t *echo;
@@ -21,7 +29,7 @@ static void raise_abort(struct lc_room *room)
     atomic_store(&room->abort_word, 1);
     echo = atomic_load(&room->echo);
     if (echo)
-        __atomic_store_n(echo, 1, __ATOMIC_SEQ_CST);
+        raise_echo(echo);
 }
 
 static void set_error(struct lc_room *room, uint32_t rank, int err)
@@ -672,7 +680,7 @@ void lc_room_echo_abort(struct lc_room *room, uint32_t *word)
     pthread_mutex_lock(&control.lock); /* the control thread may be about to write */
     atomic_store(&room->echo, word);
     if (word && atomic_load(&room->abort_word))
-        __atomic_store_n(word, 1, __ATOMIC_SEQ_CST);
+        raise_echo(word);
     pthread_mutex_unlock(&control.lock);
 }
 

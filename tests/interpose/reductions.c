@@ -2,6 +2,7 @@
  *
  * Reductions through the preloaded library on the rig. argv: ranks, mode (processes or threads).
  * The settings come from the environment; what must hold follows from them. */
+#include "tests/interpose/said.h"
 #include "tests/rig/test_nccl.h"
 
 #include <math.h>
@@ -72,8 +73,27 @@ static void fill(float *buffer, size_t count, int rank, int call)
         buffer[i] = value(rank, call, i);
 }
 
+/* Calls until the ranks have agreed, on rings if they were to: however long their threads take, all make as many. */
+static void until_agreed(const float *send, float *recv, ncclComm_t comm, cudaStream_t stream,
+                         int n)
+{
+    const char *peer = getenv("LOONGCOMM_PEER");
+    bool agreed = false;
+
+    for (int call = 0; !agreed; call++) {
+        CHECK(call < 4096);
+        NCCL(ncclAllReduce(send, recv, COUNT, ncclFloat32, ncclSum, comm, stream));
+        CUDA(cudaStreamSynchronize(stream));
+        meeting_wait(meeting, n);
+        agreed = said_count("committed at") == n;
+        meeting_wait(meeting, n);
+    }
+    CHECK(said_count("rings of") == (peer && strcmp(peer, "force") == 0 ? n : 0));
+}
+
 static int rank_main(int rank, int n, void *arg)
 {
+    const char *peer = getenv("LOONGCOMM_PEER");
     const char *wire = getenv("LOONGCOMM_ALLREDUCE_WIRE");
     bool is_wire = wire && strncmp(wire, "bf16", 4) == 0;
     bool accurate = wire && strcmp(wire, "bf16-accurate") == 0;
@@ -87,6 +107,8 @@ static int rank_main(int rank, int n, void *arg)
     NCCL(ncclRedOpCreatePreMulSum(&premul, &factor, ncclFloat32, ncclScalarHostImmediate, comm));
     if (is_wire)
         until_bf16(comm, stream, send, COUNT);
+    if (is_wire || (peer && strcmp(peer, "off") != 0))
+        until_agreed(send, recv, comm, stream, n);
     for (int call = 0; call < CALLS; call++) {
         ncclRedOp_t ops[] = { ncclSum, ncclAvg, premul };
         double scales[] = { 1, 1.0 / n, 0.25 };
@@ -123,6 +145,7 @@ int main(int argc, char **argv)
     int n = argc > 1 ? atoi(argv[1]) : 2;
     bool threads = argc > 2 && strcmp(argv[2], "threads") == 0;
 
+    said_begin();
     meeting = meeting_new();
     shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(shared != MAP_FAILED);
