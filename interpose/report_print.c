@@ -85,6 +85,9 @@ static void print_ledger(const struct lc_ledger *ledger, FILE *out)
                     lc_outcome_reason((enum lc_outcome)i));
         }
     }
+    if (ledger->ring_sent || ledger->ring_elided)
+        fprintf(out, "    through rings: %s written to peers, %s not written, being zero\n",
+                human(ledger->ring_sent, sent), human(ledger->ring_elided, asked));
 }
 
 static void print_comm(const struct lc_report_comm *comm, FILE *out)
@@ -247,6 +250,15 @@ static void json_ledger(struct lc_json *json, const struct lc_ledger *ledger)
         json_buckets(json, "sizes", op->sizes);
         lc_json_end(json);
     }
+    lc_json_end(json);
+    if (!ledger->ring_sent && !ledger->ring_elided)
+        return;
+    lc_json_key(json, "rings");
+    lc_json_object(json);
+    lc_json_key(json, "bytes_written");
+    lc_json_uint(json, ledger->ring_sent);
+    lc_json_key(json, "bytes_elided");
+    lc_json_uint(json, ledger->ring_elided);
     lc_json_end(json);
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/interpose/fault_lib.h"
 
-#include "kernels/loongkernels.h"
+#include "kernels/rings.h"
 
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
@@ -31,9 +31,11 @@
 #define CUDA_SITES(X) \
     X(cudaMalloc) X(cudaFree) X(cudaEventCreateWithFlags) X(cudaEventDestroy) X(cudaEventQuery) \
     X(cudaEventRecord) X(cudaEventRecordWithFlags) X(cudaGetDevice) X(cudaSetDevice) X(cudaStreamIsCapturing) X(cudaStreamGetCaptureInfo) \
-    X(cudaStreamWaitEvent) X(cudaThreadExchangeStreamCaptureMode)
+    X(cudaStreamWaitEvent) X(cudaThreadExchangeStreamCaptureMode) X(cudaDeviceGetPCIBusId) X(cudaHostAlloc) X(cudaFreeHost) \
+    X(cudaMemcpyAsync) X(cudaMemsetAsync) X(cudaStreamCreateWithFlags) X(cudaStreamDestroy)
 #define KERNEL_SITES(X) \
-    X(lk_load_all) X(lk_cast_pack) X(lk_cast_unpack) X(lk_pack) X(lk_unpack) X(lk_sum_shards)
+    X(lk_load_all) X(lk_cast_pack) X(lk_cast_unpack) X(lk_pack) X(lk_unpack) X(lk_sum_shards) \
+    X(lk_segment_new) X(lk_segment_map) X(lk_segment_free) X(lk_rings_all_reduce) X(lk_rings_reduce_scatter) X(lk_lines_all_reduce)
 /* clang-format on */
 
 #define NAME(name) SITE_##name,
@@ -254,6 +256,19 @@ FOUND(cudaSetDevice, cudaErrorUnknown, (int device), (device))
 FOUND(cudaStreamIsCapturing, cudaErrorUnknown, (cudaStream_t stream, enum cudaStreamCaptureStatus *status), (stream, status))
 FOUND(cudaStreamWaitEvent, cudaErrorUnknown, (cudaStream_t stream, cudaEvent_t event, unsigned int flags), (stream, event, flags))
 FOUND(cudaThreadExchangeStreamCaptureMode, cudaErrorUnknown, (enum cudaStreamCaptureMode *mode), (mode))
+FOUND(cudaDeviceGetPCIBusId, cudaErrorUnknown, (char *id, int length, int device), (id, length, device))
+FOUND(cudaHostAlloc, cudaErrorMemoryAllocation, (void **ptr, size_t bytes, unsigned int flags), (ptr, bytes, flags))
+FOUND(cudaFreeHost, cudaErrorUnknown, (void *ptr), (ptr))
+FOUND(cudaMemcpyAsync, cudaErrorUnknown, (void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream), (to, from, bytes, kind, stream))
+FOUND(cudaMemsetAsync, cudaErrorUnknown, (void *to, int value, size_t bytes, cudaStream_t stream), (to, value, bytes, stream))
+FOUND(cudaStreamCreateWithFlags, cudaErrorMemoryAllocation, (cudaStream_t *stream, unsigned int flags), (stream, flags))
+FOUND(cudaStreamDestroy, cudaErrorUnknown, (cudaStream_t stream), (stream))
+FOUND(lk_segment_new, cudaErrorMemoryAllocation, (size_t bytes, void *stream, void **address, int *fd), (bytes, stream, address, fd))
+FOUND(lk_segment_map, -EINVAL, (int fd, size_t bytes, void **address), (fd, bytes, address))
+FOUND(lk_segment_free, cudaErrorUnknown, (void *address, size_t bytes), (address, bytes))
+FOUND(lk_rings_all_reduce, cudaErrorLaunchFailure, (const struct lk_rings *rings, const struct lk_reduction *how, const struct lk_buffers *list, size_t n, uint32_t ctas, void *stream), (rings, how, list, n, ctas, stream))
+FOUND(lk_rings_reduce_scatter, cudaErrorLaunchFailure, (const struct lk_rings *rings, const struct lk_reduction *how, const struct lk_buffers *list, size_t n, uint32_t ctas, void *stream), (rings, how, list, n, ctas, stream))
+FOUND(lk_lines_all_reduce, cudaErrorLaunchFailure, (const struct lk_rings *rings, const struct lk_reduction *how, const struct lk_buffers *list, size_t n, uint32_t ctas, void *stream), (rings, how, list, n, ctas, stream))
 FOUND(lk_load_all, cudaErrorLaunchFailure, (void), ())
 FOUND(lk_cast_pack, cudaErrorLaunchFailure, (const struct lk_tensor *tensors, size_t n, void *packed, const struct lk_scale *scale, enum lk_rounding rounding, const struct lk_rng *rng, void *stream), (tensors, n, packed, scale, rounding, rng, stream))
 FOUND(lk_cast_unpack, cudaErrorLaunchFailure, (const struct lk_tensor *tensors, size_t n, const void *packed, void *stream), (tensors, n, packed, stream))

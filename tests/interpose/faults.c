@@ -19,10 +19,14 @@
 #define COUNT     20011 /* 80 KB: more than LOONGCOMM_MIN_BYTES */
 #define SMALL     37
 #define SMALLS    9
-#define CALLS     64
-#define RUN_S     60 /* far beyond the longest wait that is allowed */
-#define ERROR_MS  10000
-#define NTH_MAX   500
+#define CALLS     80
+
+/* All-reduces on a communicator, of which the last ones are ours: with rings it takes longer to agree. */
+#define CALLS_PLAIN 5
+#define CALLS_RINGS 34
+#define RUN_S       60 /* far beyond the longest wait that is allowed */
+#define ERROR_MS    10000
+#define NTH_MAX     500
 
 static struct meeting *meeting;
 
@@ -44,7 +48,7 @@ static struct plan {
     int victim, ranks;
     const char *site;
     unsigned long nth;
-    int output;
+    int output, calls;
 } plan;
 
 /* One rank's program. */
@@ -186,8 +190,11 @@ static bool program_fails(struct program *p)
     usleep(10000); /* the control threads find each other */
     for (int which = 0; which < 2; which++) {
         atomic_store(&shared->at[p->rank], which);
-        for (int i = 0; !fails && i < 5; i++)
+        for (int i = 0; !fails && i < plan.calls; i++) {
             fails = all_reduce_fails(p, which);
+            if (plan.calls > CALLS_PLAIN)
+                usleep(1000); /* set-up takes several rounds between the control threads */
+        }
         fails = fails || group_fails(p, which) || reduce_scatter_fails(p, which);
     }
     return fails;
@@ -343,7 +350,8 @@ static const char *judge_errors(struct outcome *sum)
 /* Giving back is what fails: the memory stays where it is. */
 static bool may_leak(void)
 {
-    return strcmp(plan.site, "cudaFree") == 0 || strcmp(plan.site, "cudaEventDestroy") == 0;
+    return strcmp(plan.site, "cudaFree") == 0 || strcmp(plan.site, "cudaEventDestroy") == 0 ||
+           strcmp(plan.site, "cudaFreeHost") == 0 || strcmp(plan.site, "cudaStreamDestroy") == 0;
 }
 
 static const char *judge(int killed, const int *fate, struct outcome *sum)
@@ -416,6 +424,8 @@ static int sweep(const char *site)
 int main(int argc, char **argv)
 {
     __typeof__(lcfault_site) *site = dlsym(RTLD_DEFAULT, "lcfault_site");
+    const char *peer = getenv("LOONGCOMM_PEER");
+    bool rings = peer && strcmp(peer, "force") == 0;
     struct outcome sum = { 0 };
     int failed = 0;
 
@@ -423,6 +433,7 @@ int main(int argc, char **argv)
     plan = (struct plan){ .victim = atoi(argv[1]),
                           .ranks = atoi(argv[2]),
                           .site = "malloc",
+                          .calls = rings ? CALLS_RINGS : CALLS_PLAIN,
                           .output = memfd_create("stderr", MFD_CLOEXEC) };
     CHECK(plan.ranks <= RANKS_MAX && plan.output >= 0 &&
           fcntl(plan.output, F_SETFL, O_APPEND) == 0);
@@ -430,7 +441,10 @@ int main(int argc, char **argv)
     meeting = meeting_new();
     shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(shared != MAP_FAILED);
-    CHECK(run(&sum) && sum.ours == 1); /* nothing fails: the ranks do agree */
+    /* Nothing fails: the ranks do agree, unless the machine has not let them all that time. */
+    do
+        CHECK(run(&sum) && sum.runs <= 20);
+    while (!sum.ours || (rings && !strstr(said(), "rings of")));
     for (int i = 3; i < argc; i++)
         failed += sweep(argv[i]);
     for (unsigned i = 0; argc == 3 && site(i); i++)

@@ -49,6 +49,10 @@ int main(int argc, char **argv)
         lc_ledger_add(&comms[0].ledger, LC_OP_ALL_TO_ALL, LC_NCCL_NO_FASTER_PATH, 0, 0);
     for (int i = 0; i < 100; i++)
         lc_ledger_add(&comms[1].ledger, LC_OP_ALL_REDUCE, LC_NCCL_NO_FASTER_PATH, 64 + i, 64 + i);
+    lc_ledger_add(&comms[2].ledger, LC_OP_ALL_REDUCE, LC_RINGS_BF16, 1 << 20,
+                  lc_outcome_sent(LC_RINGS_BF16, 1 << 20));
+    comms[2].ledger.ring_sent = 600000;
+    comms[2].ledger.ring_elided = 300000;
     lc_ledger_add(&report.others, LC_OP_SEND, LC_NCCL_NO_FASTER_PATH, 3, 3);
     report.groups.sizes[0] = 1;
     report.groups.sizes[1] = 2;

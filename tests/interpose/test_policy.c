@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Which path a call takes, as a table. */
+#include "interpose/policy.h"
+#include "tests/check.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static struct lc_config config_with(enum lc_peer peer, enum lc_wire wire)
+{
+    struct lc_config config = { .enable = true,
+                                .allreduce_wire = wire,
+                                .peer = peer,
+                                .min_bytes = 65536,
+                                .coalesce = true,
+                                .exact = LC_EXACT_FP32 };
+
+    return config;
+}
+
+struct row {
+    enum lc_op_kind kind;
+    size_t count;
+    ncclDataType_t type;
+    ncclRedOp_t redop;
+    bool rings, grouped, committed;
+    enum lc_path path;
+    enum lc_outcome outcome;
+};
+
+static void check_rows(const struct row *rows, size_t n, const struct lc_config *config)
+{
+    for (size_t i = 0; i < n; i++) {
+        const struct row *row = &rows[i];
+        struct lc_redops none = { 0 };
+        struct lc_op op = { .kind = row->kind,
+                            .count = row->count,
+                            .type = row->type,
+                            .redop = row->redop };
+        struct lc_situation now = { .ranks = 4,
+                                    .committed = row->committed,
+                                    .grouped = row->grouped,
+                                    .rings = row->rings,
+                                    .redop = lc_redop_find(&none, row->redop) };
+        struct lc_choice got = lc_policy(&op, &now, config);
+
+        if (got.path != row->path || got.outcome != row->outcome)
+            printf("row %zu: path %d, %s\n", i, got.path, lc_outcome_reason(got.outcome));
+        CHECK(got.path == row->path && got.outcome == row->outcome);
+        if (got.path != LC_PATH_NCCL)
+            CHECK(!lc_policy_is_nccl(&op, row->grouped, config));
+    }
+}
+#define ROWS(rows) (rows), sizeof(rows) / sizeof(*(rows))
+
+#define LARGE 100000
+#define AR    LC_OP_ALL_REDUCE
+#define RS    LC_OP_REDUCE_SCATTER
+
+static void forced_rings_take_all_that_they_can(void)
+{
+    static const struct row rows[] = {
+        {AR,               1,     ncclFloat32,  ncclSum, true,  false, true,  LC_PATH_RINGS, LC_RINGS              },
+        { AR,              LARGE, ncclFloat32,  ncclAvg, true,  false, true,  LC_PATH_RINGS, LC_RINGS              },
+        { RS,              LARGE, ncclBfloat16, ncclSum, true,  true,  true,  LC_PATH_RINGS, LC_RINGS              },
+        { RS,              LARGE, ncclFloat16,  ncclAvg, true,  false, true,  LC_PATH_RINGS, LC_RINGS              },
+        { AR,              0,     ncclFloat32,  ncclSum, true,  false, true,  LC_PATH_NCCL,  LC_NCCL_NO_FASTER_PATH},
+        { AR,              LARGE, ncclFloat64,  ncclSum, true,  false, true,  LC_PATH_NCCL,
+         LC_NCCL_NO_FASTER_PATH                                                                                    },
+        { AR,              LARGE, ncclFloat32,  ncclMax, true,  false, true,  LC_PATH_NCCL,
+         LC_NCCL_NO_FASTER_PATH                                                                                    },
+        { LC_OP_BROADCAST, LARGE, ncclFloat32,  ncclSum, true,  false, true,  LC_PATH_NCCL,
+         LC_NCCL_NO_FASTER_PATH                                                                                    },
+        { AR,              LARGE, ncclFloat32,  ncclSum, true,  false, false, LC_PATH_NCCL,
+         LC_NCCL_NOT_COMMITTED                                                                                     },
+ /* there are none */
+        { AR,              LARGE, ncclFloat32,  ncclSum, false, false, true,  LC_PATH_NCCL,
+         LC_NCCL_NO_FASTER_PATH                                                                                    },
+        { AR,              10,    ncclFloat32,  ncclSum, false, true,  true,  LC_PATH_PACK,  LC_PACKED             },
+    };
+    struct lc_config config = config_with(LC_PEER_FORCE, LC_WIRE_DATA);
+
+    check_rows(ROWS(rows), &config);
+}
+
+static void rings_by_themselves_take_what_cuts_bytes(void)
+{
+    static const struct row rows[] = {
+        {AR,  LARGE, ncclFloat32,  ncclSum, true,  false, true, LC_PATH_RINGS, LC_RINGS_BF16},
+        { RS, LARGE, ncclFloat32,  ncclAvg, true,  true,  true, LC_PATH_RINGS, LC_RINGS_BF16},
+        { AR, LARGE, ncclFloat32,  ncclSum, false, false, true, LC_PATH_CAST,  LC_CAST_BF16 },
+        { AR, 10,    ncclFloat32,  ncclSum, true,  false, true, LC_PATH_NCCL,  LC_NCCL_SMALL},
+        { AR, 10,    ncclFloat32,  ncclSum, true,  true,  true, LC_PATH_PACK,  LC_PACKED    },
+        { AR, LARGE, ncclBfloat16, ncclSum, true,  false, true, LC_PATH_NCCL,
+         LC_NCCL_NO_FASTER_PATH                                                             },
+    };
+    static const struct row plain[] = {
+        {AR, LARGE, ncclFloat32, ncclSum, true, false, true, LC_PATH_NCCL,
+         LC_NCCL_NO_FASTER_PATH},
+    };
+    struct lc_config config = config_with(LC_PEER_AUTO, LC_WIRE_BF16);
+
+    check_rows(ROWS(rows), &config);
+    CHECK(lc_policy_wants_rings(&config));
+    config = config_with(LC_PEER_AUTO, LC_WIRE_DATA);
+    check_rows(ROWS(plain), &config);
+    CHECK(!lc_policy_wants_rings(&config));
+}
+
+static void switched_off_there_are_no_rings(void)
+{
+    static const struct row rows[] = {
+        {AR, LARGE, ncclFloat32, ncclSum, true, false, true, LC_PATH_CAST, LC_CAST_BF16},
+    };
+    struct lc_config config = config_with(LC_PEER_OFF, LC_WIRE_BF16);
+
+    check_rows(ROWS(rows), &config);
+    CHECK(!lc_policy_wants_rings(&config));
+    CHECK(!lc_policy_one_shot(&config, 4, 65536));
+}
+
+static void sums_of_16_bits_can_be_left_to_nccl(void)
+{
+    static const struct row rows[] = {
+        {AR,  LARGE, ncclBfloat16, ncclSum, true, false, true, LC_PATH_NCCL,
+         LC_NCCL_NO_FASTER_PATH                                                       },
+        { AR, LARGE, ncclFloat32,  ncclSum, true, false, true, LC_PATH_RINGS, LC_RINGS},
+    };
+    struct lc_config config = config_with(LC_PEER_FORCE, LC_WIRE_DATA);
+
+    config.exact = LC_EXACT_NCCL;
+    check_rows(ROWS(rows), &config);
+}
+
+static void small_calls_go_in_one_step_if_forced(void)
+{
+    struct lc_config config = config_with(LC_PEER_FORCE, LC_WIRE_DATA);
+
+    CHECK(lc_policy_one_shot(&config, 4, 65536) && lc_policy_one_shot(&config, 65536, 65536));
+    CHECK(!lc_policy_one_shot(&config, 65537, 65536) && !lc_policy_one_shot(&config, 0, 65536));
+    config.peer = LC_PEER_AUTO;
+    CHECK(!lc_policy_one_shot(&config, 4, 65536));
+}
+
+int main(void)
+{
+    forced_rings_take_all_that_they_can();
+    rings_by_themselves_take_what_cuts_bytes();
+    switched_off_there_are_no_rings();
+    sums_of_16_bits_can_be_left_to_nccl();
+    small_calls_go_in_one_step_if_forced();
+    return 0;
+}
