@@ -25,18 +25,22 @@ void tcp_settings(int sockets, int piece, int timeout_s)
     set_number("LOONGCOMM_NET_TIMEOUT", timeout_s);
 }
 
-struct pair pair_open(struct lc_net_context *ctx, uint16_t relay_port, uint16_t *listen_port)
+uint16_t pair_port(const void *handle)
+{
+    struct lc_tcp_handle h;
+
+    memcpy(&h, handle, sizeof(h));
+    return h.address.port;
+}
+
+struct pair pair_open(struct lc_net_context *ctx, uint16_t relay_port)
 {
     struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
     struct lc_net_listen *listen;
     struct lc_tcp_handle handle;
     struct pair pair = { NULL, NULL };
-    uint16_t port;
 
     CHECK(lc_net_tcp.listen(ctx, 0, &handle, &listen) == 0);
-    port = handle.address.port;
-    if (listen_port)
-        *listen_port = port;
     if (relay_port)
         handle.address.port = relay_port;
     while (!pair.send || !pair.recv) {

@@ -29,8 +29,11 @@ struct harm {
 /* Settings for the tests, before the first call of the transport: loopback, so many sockets. */
 void tcp_settings(int sockets, int piece, int timeout_s);
 
-/* `port`: of a relay that the connecting side is sent to, 0: none. */
-struct pair pair_open(struct lc_net_context *ctx, uint16_t relay_port, uint16_t *listen_port);
+/* `relay_port`: where the connecting side is sent, 0: where the handle says. */
+struct pair pair_open(struct lc_net_context *ctx, uint16_t relay_port);
+
+/* The port that a handle names, in network order. */
+uint16_t pair_port(const void *handle);
 void pair_close(struct pair *pair);
 
 /* Through both ends until both are done; sizes as test reports them. */
@@ -45,6 +48,14 @@ struct relay *relay_open(struct harm harm);
 void relay_target(struct relay *relay, uint16_t port);
 uint16_t relay_port(const struct relay *relay);
 unsigned relay_cuts(struct relay *relay);
+unsigned relay_links(struct relay *relay); /* open now */
+
+/* Whoever comes is turned away at once. */
+void relay_refuse(struct relay *relay, bool refuse);
+
+/* One connection ends the next time that a full buffer is on its way in it. */
+void relay_kill_when_busy(struct relay *relay);
+
 void relay_stop_killing(struct relay *relay);
 void relay_close(struct relay *relay);
 

@@ -38,6 +38,9 @@ struct relay {
     atomic_bool stop;
     atomic_bool killing;
     atomic_uint cuts;
+    atomic_uint open;
+    atomic_bool refuse;
+    atomic_bool kill_busy;
     struct harm harm;
     struct link links[LINKS];
     unsigned begun;
@@ -75,6 +78,7 @@ static void end_link(struct relay *relay, struct link *link, bool harm)
     close(link->fd[0]);
     close(link->fd[1]);
     link->open = false;
+    atomic_fetch_sub(&relay->open, 1);
 }
 
 static void begin_link(struct relay *relay)
@@ -86,7 +90,9 @@ static void begin_link(struct relay *relay)
     CHECK(fd >= 0);
     for (int i = 0; i < LINKS && !link; i++)
         link = relay->links[i].open ? NULL : &relay->links[i];
-    there = link ? loopback(atomic_load(&relay->target), false, NULL) : -1;
+    there = link && !atomic_load(&relay->refuse)
+                ? loopback(atomic_load(&relay->target), false, NULL)
+                : -1;
     if (there < 0) {
         close(fd);
         return;
@@ -95,6 +101,7 @@ static void begin_link(struct relay *relay)
     link->fd[0] = fd;
     link->fd[1] = there;
     link->open = true;
+    atomic_fetch_add(&relay->open, 1);
     link->doomed = relay->harm.cut_at && relay->begun++ < relay->harm.cuts;
 }
 
@@ -130,6 +137,8 @@ static bool pass(struct relay *relay, struct link *link, int way, short events_i
         if (got == 0 || (got < 0 && errno != EAGAIN))
             return false;
         flow->end = got > 0 ? (size_t)got : 0;
+        if (flow->end > sizeof(flow->bytes) / 2 && atomic_exchange(&relay->kill_busy, false))
+            end_link(relay, link, true);
     }
     return true;
 }
@@ -216,6 +225,21 @@ uint16_t relay_port(const struct relay *relay)
 unsigned relay_cuts(struct relay *relay)
 {
     return atomic_load(&relay->cuts);
+}
+
+unsigned relay_links(struct relay *relay)
+{
+    return atomic_load(&relay->open);
+}
+
+void relay_refuse(struct relay *relay, bool refuse)
+{
+    atomic_store(&relay->refuse, refuse);
+}
+
+void relay_kill_when_busy(struct relay *relay)
+{
+    atomic_store(&relay->kill_busy, true);
 }
 
 void relay_stop_killing(struct relay *relay)

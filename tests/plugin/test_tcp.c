@@ -29,7 +29,7 @@ static void every_size_arrives_as_it_is(void)
                                     4096, 4097, 131071, 131072, 131073, 1 << 20, 3 << 20 };
     static unsigned char from[3 << 20];
     static unsigned char to[(3 << 20) + 1];
-    struct pair pair = pair_open(ctx, 0, NULL);
+    struct pair pair = pair_open(ctx, 0);
 
     for (size_t i = 0; i < sizeof(from); i++)
         from[i] = (unsigned char)(i * 7 + i / 251);
@@ -43,7 +43,7 @@ static void every_size_arrives_as_it_is(void)
 
 static void many_in_flight_arrive_in_order(void)
 {
-    struct pair pair = pair_open(ctx, 0, NULL);
+    struct pair pair = pair_open(ctx, 0);
 
     pair_stream(&pair, 400, 600000, LC_NET_MAX_REQUESTS, 1);
     pair_stream(&pair, 20000, 200, LC_NET_MAX_REQUESTS, 2);
@@ -52,7 +52,7 @@ static void many_in_flight_arrive_in_order(void)
 
 static void the_window_is_wide_enough_and_bounded(void)
 {
-    struct pair pair = pair_open(ctx, 0, NULL);
+    struct pair pair = pair_open(ctx, 0);
     unsigned char byte = 7;
     unsigned n = 0;
 
@@ -84,7 +84,7 @@ static int wait_error(struct lc_net_request *r)
 
 static void a_message_too_long_fails_both_sides_and_writes_nothing(void)
 {
-    struct pair pair = pair_open(ctx, 0, NULL);
+    struct pair pair = pair_open(ctx, 0);
     unsigned char from[200];
     unsigned char to[200];
     void *at = to;
@@ -121,7 +121,7 @@ static void a_message_too_long_fails_both_sides_and_writes_nothing(void)
 
 static void closing_one_side_fails_the_other(void)
 {
-    struct pair pair = pair_open(ctx, 0, NULL);
+    struct pair pair = pair_open(ctx, 0);
     unsigned char byte = 0;
     struct lc_net_request *r;
     void *at = &byte;
@@ -132,7 +132,7 @@ static void closing_one_side_fails_the_other(void)
     lc_net_tcp.close_send(pair.send);
     CHECK(wait_error(r) == -EREMOTEIO);
     lc_net_tcp.close_recv(pair.recv);
-    pair = pair_open(ctx, 0, NULL);
+    pair = pair_open(ctx, 0);
     CHECK(lc_net_tcp.isend(pair.send, &byte, 1, 0, NULL, &r) == 0 && r);
     lc_net_tcp.close_recv(pair.recv);
     CHECK(wait_error(r) == -EREMOTEIO);
@@ -141,7 +141,7 @@ static void closing_one_side_fails_the_other(void)
 
 static void bad_arguments_are_refused(void)
 {
-    struct pair pair = pair_open(ctx, 0, NULL);
+    struct pair pair = pair_open(ctx, 0);
     unsigned char handle[LC_NET_HANDLE_BYTES] = { 1, 2, 3 };
     struct lc_net_comm *comm = NULL;
     struct lc_net_listen *listen = NULL;
@@ -165,7 +165,7 @@ static void bad_arguments_are_refused(void)
 static void connections_come_and_go(void)
 {
     for (int i = 0; i < 200; i++) {
-        struct pair pair = pair_open(ctx, 0, NULL);
+        struct pair pair = pair_open(ctx, 0);
         unsigned char from[100] = { 1, 2, 3 };
         unsigned char to[100];
 

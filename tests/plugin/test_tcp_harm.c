@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The TCP transport where sockets break: test_tcp_harm SOCKETS. Every byte of every message is looked at. */
+#include "plugin/net/tcp/tcp_internal.h"
+#include "tests/plugin/tcp.h"
+
+#include "common/deadline.h"
+#include "common/log.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <string.h>
+
+static struct lc_net_context *ctx;
+
+static struct pair open_through(struct relay *relay)
+{
+    struct lc_net_listen *listen;
+    unsigned char handle[LC_NET_HANDLE_BYTES];
+    uint16_t port;
+    struct pair pair;
+
+    /* All listens of a device share one port. */
+    CHECK(lc_net_tcp.listen(ctx, 0, handle, &listen) == 0);
+    port = pair_port(handle);
+    lc_net_tcp.close_listen(listen);
+    relay_target(relay, port);
+    pair = pair_open(ctx, relay_port(relay));
+    return pair;
+}
+
+/* Headers come in pieces of one byte, so that every place where reading can stop is met. */
+static void byte_by_byte(void)
+{
+    struct relay *relay = relay_open((struct harm){ .chunk = 1 });
+    struct pair pair = open_through(relay);
+
+    pair_stream(&pair, 60, 300, 8, 3);
+    pair_close(&pair);
+    relay_close(relay);
+}
+
+/* The first sockets of a connection end after every number of bytes: within hello, reply, headers and payloads. */
+static void cut_at_every_offset(uint64_t from, uint64_t to, uint64_t step)
+{
+    for (uint64_t at = from; at < to; at += step) {
+        struct relay *relay = relay_open((struct harm){ .cut_at = at, .cuts = 3 });
+        struct pair pair = open_through(relay);
+
+        pair_stream(&pair, 12, 400, 4, (unsigned)at);
+        pair_close(&pair);
+        relay_close(relay);
+    }
+}
+
+static void cut_within_long_messages(void)
+{
+    for (uint64_t at = 1000; at < 2000000; at = at * 5 / 3) {
+        struct relay *relay = relay_open((struct harm){ .cut_at = at, .cuts = 6 });
+        struct pair pair = open_through(relay);
+
+        pair_stream(&pair, 10, 700000, 4, (unsigned)at);
+        CHECK(relay_cuts(relay) > 0);
+        pair_close(&pair);
+        relay_close(relay);
+    }
+}
+
+static void random_kills_change_no_byte(unsigned seconds)
+{
+    struct relay *relay = relay_open((struct harm){ .kill_us = 20000 });
+    struct pair pair = open_through(relay);
+    struct lc_deadline end = lc_deadline_in_ms(seconds * 1000);
+    unsigned seed = 7;
+
+    do {
+        pair_stream(&pair, 60, 500000, 16, seed++);
+    } while (!lc_deadline_passed(end) || relay_cuts(relay) < 10 || atomic_load(&engine.resent) < 5);
+    relay_stop_killing(relay);
+    pair_close(&pair);
+    relay_close(relay);
+}
+
+/* Sockets that end and cannot be replaced: the others bring what those have lost. */
+static void one_socket_is_enough(int sockets)
+{
+    struct relay *relay = relay_open((struct harm){ 0 });
+    struct pair pair = open_through(relay);
+    unsigned long before = atomic_load(&engine.resent);
+    unsigned seed = 50;
+
+    /* All have to be there before some of them go. */
+    while (relay_links(relay) < (unsigned)sockets)
+        pair_stream(&pair, 2, 100, 2, seed++);
+    relay_refuse(relay, true);
+    for (int left = sockets - 1; left > 0; left--) {
+        relay_kill_when_busy(relay);
+        pair_stream(&pair, 30, 500000, 16, seed++);
+        CHECK(relay_links(relay) == (unsigned)left);
+    }
+    CHECK(sockets == 1 || atomic_load(&engine.resent) > before);
+    relay_refuse(relay, false);
+    pair_close(&pair);
+    relay_close(relay);
+}
+
+int main(int argc, char **argv)
+{
+    bool soak = getenv("LCTEST_SOAK") != NULL;
+
+    tcp_settings(argc > 1 ? atoi(argv[1]) : 3, 16384, 60);
+    lc_log_set_level(LC_LOG_ERROR);
+    CHECK(lc_net_tcp.init(&(struct lc_net_options){ .traffic_class = -1 }, &ctx) == 0 && ctx);
+    byte_by_byte();
+    cut_at_every_offset(1, 400, soak ? 1 : 9);
+    cut_within_long_messages();
+    one_socket_is_enough(argc > 1 ? atoi(argv[1]) : 3);
+    random_kills_change_no_byte(soak ? 60 : 2);
+    lc_net_tcp.fini(ctx);
+    return 0;
+}
