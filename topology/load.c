@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "common/cleanup.h"
+#include "topology/topo_internal.h"
+#include "topology/xml.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define STOP 1 /* ends the look at the root element */
+
+static int take_root(void *arg, struct lc_xml *xml, int line, int depth, const char *tag)
+{
+    (void)snprintf(arg, 32, "%s", tag);
+    return STOP;
+}
+
+static int read_text(struct lc_topo *topo, const char *text, size_t size)
+{
+    char root[32] = "";
+    int err;
+
+    if (memchr(text, '\0', size))
+        return lc_topo_fail(topo, EILSEQ, 0, "no text");
+    err = lc_xml_walk(topo, text, size, true, take_root, root);
+    if (err < 0)
+        return err;
+    if (strcmp(root, "topology") == 0)
+        return lc_topo_read_hwloc(topo, text, size);
+    if (strcmp(root, "graphs") == 0)
+        return lc_topo_fail(topo, EINVAL, 0,
+                            "an NCCL graph file (NCCL_GRAPH_FILE), not a topology");
+    return lc_topo_read_nccl(topo, text, size);
+}
+
+static int finish(struct lc_topo *topo, int err, struct lc_topo **out)
+{
+    if (!err)
+        err = lc_topo_finish(topo);
+    if (err) {
+        lc_topo_free(topo);
+        return err;
+    }
+    topo->error = NULL;
+    topo->error_size = 0;
+    *out = topo;
+    return 0;
+}
+
+static struct lc_topo *begin(const char *name, enum lc_topo_format format, char *error, size_t size)
+{
+    struct lc_topo *topo = lc_topo_new(name, format, error, size);
+
+    if (!topo && size)
+        (void)snprintf(error, size, "no memory");
+    return topo;
+}
+
+int lc_topo_load_text(const char *text, size_t size, const char *name, struct lc_topo **out,
+                      char *error, size_t error_size)
+{
+    struct lc_topo *topo = begin(name, LC_TOPO_NCCL, error, error_size);
+
+    return topo ? finish(topo, read_text(topo, text, size), out) : -ENOMEM;
+}
+
+static int read_whole(const struct lc_topo *topo, int fd, char *text, size_t *size)
+{
+    ssize_t got = 1;
+
+    *size = 0;
+    while (got != 0 && *size <= LC_TOPO_MAX_FILE) {
+        got = read(fd, text + *size, LC_TOPO_MAX_FILE + 1 - *size);
+        if (got < 0 && errno != EINTR)
+            return lc_topo_fail(topo, errno, 0, "cannot be read: %s", strerror(errno));
+        *size += got > 0 ? (size_t)got : 0;
+    }
+    if (*size > LC_TOPO_MAX_FILE)
+        return lc_topo_fail(topo, EFBIG, 0, "larger than %zu MiB", LC_TOPO_MAX_FILE >> 20);
+    return 0;
+}
+
+static int read_file(struct lc_topo *topo, int fd)
+{
+    lc_autofree char *text = malloc(LC_TOPO_MAX_FILE + 1);
+    size_t size;
+    int err;
+
+    if (!text)
+        return lc_topo_fail(topo, ENOMEM, 0, "no memory");
+    err = read_whole(topo, fd, text, &size);
+    if (!err && size == 0)
+        err = lc_topo_fail(topo, EINVAL, 0, "empty");
+    return err ? err : read_text(topo, text, size);
+}
+
+static int read_path(struct lc_topo *topo, const char *path)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    struct stat st;
+    int err;
+
+    if (fd < 0 || fstat(fd, &st) != 0)
+        err = lc_topo_fail(topo, errno, 0, "%s", strerror(errno));
+    else if (S_ISDIR(st.st_mode))
+        err = lc_topo_read_sysfs(topo, path);
+    else if (!S_ISREG(st.st_mode))
+        err = lc_topo_fail(topo, EINVAL, 0, "neither a file nor a folder");
+    else
+        err = read_file(topo, fd);
+    if (fd >= 0)
+        close(fd);
+    return err;
+}
+
+static int read_machine(struct lc_topo *topo)
+{
+    int err = lc_topo_read_sysfs(topo, "/");
+
+    return err ? err : lc_topo_read_nvml(topo);
+}
+
+int lc_topo_load(const char *path, struct lc_topo **out, char *error, size_t error_size)
+{
+    struct lc_topo *topo = begin(path ? path : "this machine", LC_TOPO_SYSFS, error, error_size);
+
+    if (!topo)
+        return -ENOMEM;
+    return finish(topo, path ? read_path(topo, path) : read_machine(topo), out);
+}
