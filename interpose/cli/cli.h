@@ -22,6 +22,7 @@ int lc_cli_run(int argc, char **argv);
 int lc_cli_config(int argc, char **argv);
 int lc_cli_report(int argc, char **argv);
 int lc_cli_doctor(int argc, char **argv);
+int lc_cli_topo(int argc, char **argv);
 
 /* One line "loongcomm: ..." on standard error; returns LC_CLI_USAGE. */
 __attribute__((format(printf, 1, 2))) int lc_cli_usage(const char *fmt, ...);
@@ -35,6 +36,9 @@ int lc_cli_find_library(char *out);
 
 /* The folder that holds the proxy libnccl.so.2. Likewise. */
 int lc_cli_find_proxy(char *out);
+
+/* libloongtopo.so, which `topo` alone needs. Likewise. */
+int lc_cli_find_topology(char *out);
 
 /* What keeps a path out of a list that the loader splits (`separators` names the bytes it splits at): a
  * short text such as "a space", or NULL if the path can be listed. */

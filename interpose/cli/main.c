@@ -14,6 +14,7 @@ static const char help[] =
     "  run -- CMD ARGS   start a job with libloongcomm.so preloaded\n"
     "  config            list every setting with its value and where the value comes from\n"
     "  report DIR        merge the reports of a job: who hung or differed, calls and bytes of all ranks\n"
+    "  topo              show what is connected to what: GPUs, NICs, switches, NUMA nodes, NVLinks\n"
     "  doctor            find out whether a job on this machine would be served, and if not, why\n"
     "\n"
     "  loongcomm COMMAND --help tells more about each.\n"
@@ -68,6 +69,7 @@ int main(int argc, char **argv)
         { "config", lc_cli_config},
         { "report", lc_cli_report},
         { "doctor", lc_cli_doctor},
+        { "topo",   lc_cli_topo  },
     };
 
     if (argc < 2) {

@@ -9,8 +9,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define LIBRARY "libloongcomm.so"
-#define PROXY   "libnccl.so.2"
+#define LIBRARY  "libloongcomm.so"
+#define PROXY    "libnccl.so.2"
+#define TOPOLOGY "libloongtopo.so"
 
 static bool is_file(const char *path)
 {
@@ -59,6 +60,16 @@ int lc_cli_find_library(char *out)
     int err = program_folder(folder);
 
     return err ? err : first_of(folder, candidates, LIBRARY, out);
+}
+
+int lc_cli_find_topology(char *out)
+{
+    static const char *const candidates[] = { ".",        LC_LIBDIR_FROM_BIN, "../lib",
+                                              "../lib64", "../../topology",   NULL };
+    char folder[PATH_MAX];
+    int err = program_folder(folder);
+
+    return err ? err : first_of(folder, candidates, TOPOLOGY, out);
 }
 
 int lc_cli_find_proxy(char *out)
