@@ -20,7 +20,7 @@ SHOWN_LINES = 60  # of the output of a failed test
 # the budget it is stopped, which is a failure.
 BUDGETS = {
     "unit": 30, "headers": 30, "symbols": 30, "lint": 300, "fuzz": 30, "interpose": 120, "cli": 90, "kernels": 60,
-    "control": 60, "model": 120, "rig": 180, "perf": 120, "roce": 180, "pytorch": 300, "gpu": 600,
+    "control": 60, "topology": 20, "model": 120, "rig": 180, "perf": 120, "roce": 180, "pytorch": 300, "gpu": 600,
 }
 DEFAULT_BUDGET = 60
 SOAK_FACTOR = 20
@@ -40,7 +40,7 @@ CONFIGS = {
     "gcc": Config("build"),  # the folder and options that perf/run uses, too
     "clang": Config("build-clang", ("unit", "headers", "symbols", "fuzz", "kernels"), cc="clang",
                     options=("-Dkernels=disabled",)),
-    "asan": Config("build-asan", ("unit", "interpose", "control", "rig", "cli", "kernels"), slow=3,
+    "asan": Config("build-asan", ("unit", "interpose", "control", "rig", "cli", "kernels", "topology"), slow=3,
                    options=("-Db_sanitize=address,undefined", "-Db_lundef=false", "-Dkernels=disabled")),
     "tsan": Config("build-tsan", ("threads",), slow=5,
                    options=("-Db_sanitize=thread", "-Db_lundef=false", "-Dkernels=disabled")),

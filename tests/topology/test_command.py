@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The command itself: outputs, pictures, and what happens without its library."""
+import os
+import re
+import shutil
+import subprocess
+import sys
+import unittest
+import xml.etree.ElementTree as ElementTree
+
+from topo import DATA, TopoTest, call
+from cli import CLI
+
+sys.dont_write_bytecode = True
+
+LIBRARY = os.environ["LC_TOPO_LIBRARY"]
+BIG = str(DATA / "oci-hpc/H100-topology.xml")
+MESH = str(DATA / "rccl-topo_expl/topo_8p_940.xml")
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def boxes(root, name):
+    return [tuple(float(rect.get(key)) for key in ("x", "y", "width", "height"))
+            for rect in root.iter(SVG + "rect") if rect.get("class") == name]
+
+
+def overlap(a, b):
+    return a[0] < b[0] + b[2] and b[0] < a[0] + a[2] and a[1] < b[1] + b[3] and b[1] < a[1] + a[3]
+
+
+def holds(outer, inner):
+    return (outer[0] <= inner[0] and inner[0] + inner[2] <= outer[0] + outer[2] and
+            outer[1] <= inner[1] and inner[1] + inner[3] <= outer[1] + outer[3])
+
+
+class Command(TopoTest):
+    def test_tree(self):
+        result = call("topo", "--input", BIG)
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+        lines = result.stdout.splitlines()
+        self.assertEqual(lines[0], BIG + ": 8 GPUs, 8 NICs (16 ports), 2 NUMA nodes")
+        self.assertEqual(lines[1], "|-- NUMA 0  CPUs 0-55,112-167  GenuineIntel 6/143")
+        self.assertIn("|   |   |   `-- GPU 0  0000:0f:00.0  32 GT/s x16  sm_90  NVLink to switches x18", lines)
+        self.assertIn("                |-- port mlx5_16:1  180 Gb/s  GPUDirect", lines)
+        self.assertTrue(all(line.strip(" |`-") for line in lines))
+        self.assertIn("XGMI to GPU 1 x1, GPU 2 x1", call("topo", "--input", MESH).stdout)
+
+    def test_picture(self):
+        for path, fabric, table in ((BIG, 1, 0), (MESH, 0, 56)):
+            picture = self.path("p.svg")
+            self.assertEqual(call("topo", "--input", path, "--svg", picture).returncode, 0)
+            root = ElementTree.parse(picture).getroot()
+            page = (0, 0, float(root.get("width")), float(root.get("height")))
+            gpus, nics, numa = (boxes(root, name) for name in ("gpu", "nic", "numa"))
+            self.assertEqual((len(gpus), len(nics), len(numa)), (8, 8, 2))
+            devices = gpus + nics
+            self.assertFalse([(a, b) for a in devices for b in devices if a is not b and overlap(a, b)])
+            self.assertFalse(overlap(*numa))
+            for box in devices:
+                self.assertEqual(sum(holds(cpu, box) for cpu in numa), 1)
+                self.assertTrue(any(holds(switch, box) for switch in boxes(root, "switch")))
+            self.assertTrue(all(holds(page, box) for box in numa))
+            words = " ".join(text.text or "" for text in root.iter(SVG + "text"))
+            self.assertTrue(all("GPU %d" % i in words for i in range(8)))
+            self.assertEqual(words.count("NVSwitch fabric: 8 GPUs"), fabric)
+            self.assertEqual(len(boxes(root, "cell xgmi")), table)
+
+    def test_names_cannot_break_a_picture_or_a_terminal(self):
+        path = self.write("odd.xml", '<system version="1"><cpu numaid="0"><nic><net name="&lt;&amp;&quot;&#27;[2J&#233;"/>'
+                          '</nic></cpu></system>'.replace("&#27;", "\N{LATIN SMALL LETTER E WITH ACUTE}"))
+        result = call("topo", "--input", path, "--svg", self.path("p.svg"))
+        self.assertEqual(result.returncode, 0, result)
+        self.assertTrue(result.stdout.isascii())
+        ElementTree.parse(self.path("p.svg"))
+        result = call("topo", "--input", path, "--nccl-xml", self.path("n.xml"))
+        self.assertEqual((result.returncode, result.stderr.count("\n")), (1, 1), result)
+        self.assertIn("a name holds a character that NCCL cannot read", result.stderr)
+
+    def test_standard_output(self):
+        self.assertTrue(call("topo", "--input", BIG, "--svg", "-").stdout.startswith("<svg "))
+        self.assertTrue(call("topo", "--input", BIG, "--nccl-xml", "-").stdout.startswith('<system version="1"'))
+        self.assertEqual(call("topo", "--input", BIG, "--svg", "-", "--json").returncode, 2)
+        result = call("topo", "--input", BIG, "--svg", self.path("none", "p.svg"))
+        self.assertEqual((result.returncode, result.stderr.count("\n")), (1, 1))
+
+    def test_usage(self):
+        self.assertEqual(call("topo", "--help").returncode, 0)
+        for args in (["--input"], ["--what"], ["--svg", ""], ["file"]):
+            result = call("topo", *args)
+            self.assertEqual((result.returncode, result.stdout, result.stderr.count("\n")), (2, "", 1), args)
+
+    def test_without_the_library_the_other_commands_work(self):
+        alone = self.path("bin", "loongcomm")
+        os.makedirs(os.path.dirname(alone))
+        shutil.copy(CLI, alone)
+        result = call("topo", cli=alone)
+        self.assertEqual((result.returncode, result.stdout, result.stderr.count("\n")), (1, "", 1), result)
+        self.assertIn("libloongtopo.so is not installed", result.stderr)
+        self.assertEqual(call("config", cli=alone).returncode, 0)
+        self.write("bin/libloongtopo.so", "no library")
+        result = call("topo", cli=alone)
+        self.assertEqual((result.returncode, result.stderr.count("\n")), (1, 1), result)
+        self.assertIn("libloongtopo.so cannot be loaded, it needs hwloc and libxml2", result.stderr)
+        os.unlink(self.path("bin/libloongtopo.so"))
+        shutil.copy(LIBRARY, self.path("bin"))
+        self.assertEqual(call("topo", cli=alone).returncode, 0)
+
+    def test_the_command_needs_libc_only(self):
+        needed = subprocess.run(["readelf", "-d", CLI], capture_output=True, text=True, check=True).stdout
+        self.assertNotRegex(needed, r"hwloc|libxml|loongtopo")
+
+    def test_exports_are_those_of_the_header(self):
+        with open(os.path.join(os.environ["LC_SOURCE"], "topology/loongtopo.h")) as f:
+            declared = set(re.findall(r"\b(lc_topo_\w+)\(", f.read()))
+        listed = subprocess.run(["nm", "-D", "--defined-only", LIBRARY], capture_output=True, text=True, check=True)
+        exported = {line.split()[-1].split("@")[0] for line in listed.stdout.splitlines()}
+        if "address" not in os.environ["LC_SANITIZE"]:
+            self.assertEqual(exported - {"_init", "_fini"}, declared)
+
+
+if __name__ == "__main__":
+    unittest.main()
