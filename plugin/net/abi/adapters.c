@@ -11,6 +11,8 @@
 #include <limits.h>
 #include <pthread.h>
 #include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
 
 #define EXPORT    __attribute__((visibility("default")))
 #define MAX_RECVS 8 /* buffers of one irecv; as many as NCCL ever groups */
@@ -65,38 +67,70 @@ static void log_to_nccl(enum lc_log_level level, const char *file, int line, con
             text);
 }
 
-/* NCCL filters what its logger gets (NCCL_DEBUG), so it gets info, too; a file of ours has our level. */
-static void set_up(void)
+static void log_to_nobody(enum lc_log_level level, const char *file, int line, const char *text)
+{
+}
+
+/* NCCL filters what its logger gets (NCCL_DEBUG), so it gets info, too; a file of ours has our level. The transport reads
+ * the settings for itself, and it is then that is said what is wrong with them. */
+static void set_up_log(void)
 {
     static struct lc_config config;
+    bool to_nccl = __atomic_load_n(&nccl_log, __ATOMIC_RELAXED);
     enum lc_log_level level;
+    int err = 0;
 
-    if (__atomic_load_n(&nccl_log, __ATOMIC_RELAXED))
-        lc_log_set_sink(log_to_nccl);
+    lc_log_set_sink(log_to_nobody);
     (void)lc_config_load(&config);
     level = config.log_level;
-    if (config.log_file[0]) {
-        int err = lc_log_open_file(config.log_file);
-
-        if (err)
-            lc_warn("cannot append to %s (LOONGCOMM_LOG_FILE): error %d", config.log_file, -err);
-    } else if (__atomic_load_n(&nccl_log, __ATOMIC_RELAXED) && level < LC_LOG_INFO) {
-        level = LC_LOG_INFO;
+    if (config.log_file[0])
+        err = lc_log_open_file(config.log_file);
+    if (!config.log_file[0] || err) {
+        if (to_nccl && level < LC_LOG_INFO)
+            level = LC_LOG_INFO;
+        lc_log_set_sink(to_nccl ? log_to_nccl : NULL);
     }
     lc_log_set_level(level);
+    if (err)
+        lc_warn("cannot append to %s (LOONGCOMM_LOG_FILE): %s", config.log_file, strerror(-err));
+}
+
+static void set_up(void)
+{
+    set_up_log();
     net = lc_net_choose();
+}
+
+/* As NCCL's own networks do: one line that says what is used. */
+static void say_devices(void)
+{
+    struct lc_net_properties props;
+    char text[300] = "";
+    size_t used = 0;
+    int count = 0;
+
+    if (net->devices(&count) || count == 0)
+        return;
+    for (int i = 0; i < count && used < sizeof(text); i++) {
+        if (!net->properties(i, &props))
+            used += (size_t)snprintf(text + used, sizeof(text) - used, " [%d]%s", i, props.name);
+    }
+    lc_info("using %s over%s", net->name, text);
 }
 
 /* Never an error: some releases of NCCL cannot stand one. Where the transport is of no use it has no devices. */
 static struct lc_net_context *begin(lc_nccl_logger *log, uint64_t comm_id, int traffic_class)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    static pthread_once_t once = PTHREAD_ONCE_INIT, said = PTHREAD_ONCE_INIT;
     struct lc_net_options options = { .comm_id = comm_id, .traffic_class = traffic_class };
     struct lc_net_context *ctx = NULL;
 
     __atomic_store_n(&nccl_log, log, __ATOMIC_RELAXED);
     pthread_once(&once, set_up);
-    return net->init(&options, &ctx) ? NULL : ctx;
+    if (net->init(&options, &ctx))
+        return NULL;
+    pthread_once(&said, say_devices);
+    return ctx;
 }
 
 static enum lc_nccl_result init_v6(lc_nccl_logger *log)
