@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kernels/compute_internal.h"
+
+LK_API int lk_compute_load_all(void)
+{
+    static int (*const loads[])(void) = { lk_load_adamw };
+    int result = lk_load_all();
+
+    for (size_t i = 0; !result && i < sizeof(loads) / sizeof(*loads); i++)
+        result = loads[i]();
+    return result;
+}

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the compute kernels share on the device.
+ */
+#ifndef LK_COMPUTE_DEVICE_CUH
+#define LK_COMPUTE_DEVICE_CUH
+
+#include <cstddef>
+#include <cstdint>
+#include <cuda_runtime.h>
+
+/* True in the block that is the last of the grid to get here; what the others wrote before is then visible to all of its
+ * threads. The counter is 0 before and after a launch. */
+static __device__ __forceinline__ bool is_last_block(uint32_t *counter)
+{
+    __shared__ bool last;
+
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0)
+        last = atomicInc(counter, gridDim.x - 1) == gridDim.x - 1;
+    __syncthreads();
+    if (last)
+        __threadfence();
+    return last;
+}
+
+static inline int load_kernels(const void *const *kernels, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        cudaFuncAttributes attributes;
+        cudaError_t err = cudaFuncGetAttributes(&attributes, kernels[i]);
+
+        if (err != cudaSuccess)
+            return err;
+    }
+    return 0;
+}
+
+#endif

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * From the calls of loongcompute.h to launches: compute_*.c check arguments, a backend (compute_*.cu or compute_host*.c,
+ * one per library) runs each launch. What a thread of a block does is written once, in the compute_*.h of its subject:
+ * the device runs it in LK_BLOCK threads, the host library in a loop over them.
+ */
+#ifndef LK_COMPUTE_INTERNAL_H
+#define LK_COMPUTE_INTERNAL_H
+
+#include "kernels/list_internal.h"
+#include "kernels/loongcompute.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define LK_BLOCK UINT64_C(256) /* threads of every block */
+
+/* ---- AdamW ---- */
+
+/* Elements of a tensor that one block takes. */
+#define LK_ADAMW_CHUNK UINT64_C(16384)
+
+enum lk_adamw_flags {
+    LK_ADAMW_COPY = 1,   /* there is a bf16 copy of the parameter */
+    LK_ADAMW_GRAD16 = 2, /* bf16 gradients */
+    LK_ADAMW_FAST = 4,   /* everything is aligned to 16 bytes */
+};
+
+/* One tensor in the table. */
+struct lk_adamw_entry {
+    float *param; /* fp32: the parameter or its master */
+    uint16_t *copy;
+    const void *grad;
+    float *m, *v;
+    uint64_t count;
+    uint32_t first_chunk;
+    uint32_t flags;
+    float lr_factor;
+    float weight_decay;
+};
+
+/* The table: tensors, then the number of the tensor of each chunk. */
+struct lk_adamw_launch {
+    const struct lk_adamw_entry *entries;
+    const uint32_t *chunk_entry;
+    double *partials; /* one per chunk */
+    struct lk_adamw_state *state;
+    uint32_t chunks;
+    uint32_t tensors;
+    struct lk_scale lr;
+    struct lk_scale loss_scale;
+    double beta1, beta2, eps, max_norm;
+};
+
+int lk_run_adamw_norm(const struct lk_adamw_launch *launch, void *stream);
+int lk_run_adamw_update(const struct lk_adamw_launch *launch, void *stream);
+
+/* Of the CUDA backend: loads its kernels on the current device. 0 or a cudaError_t. */
+int lk_load_adamw(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
