@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The compute kernels on a device: the behaviours of the host library, both libraries' bits where they are to be equal,
+ * graphs. Arguments: libloongkernels.so, libloongkernels-host.so, optionally --small.
+ */
+#include "tests/check.h"
+#include "tests/kernels/compute.h"
+
+#include <cuda_runtime_api.h>
+#include <string.h>
+
+#define CUDA(call)                                                                            \
+    do {                                                                                      \
+        cudaError_t cuda_err = (call);                                                        \
+        if (cuda_err != cudaSuccess)                                                          \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(cuda_err)); \
+        CHECK(cuda_err == cudaSuccess);                                                       \
+    } while (0)
+
+static void *device_alloc(size_t bytes)
+{
+    void *ptr;
+
+    CUDA(cudaMalloc(&ptr, bytes ? bytes : 1));
+    return ptr;
+}
+
+static void device_release(void *ptr)
+{
+    CUDA(cudaFree(ptr));
+}
+
+static void device_put(void *dst, const void *src, size_t bytes)
+{
+    CUDA(cudaMemcpy(dst, src, bytes, cudaMemcpyHostToDevice));
+}
+
+static void device_get(void *dst, const void *src, size_t bytes)
+{
+    CUDA(cudaDeviceSynchronize());
+    CUDA(cudaMemcpy(dst, src, bytes, cudaMemcpyDeviceToHost));
+}
+
+static void *host_alloc(size_t bytes)
+{
+    return aligned_alloc(256, (bytes + 255) / 256 * 256);
+}
+
+static void host_copy(void *dst, const void *src, size_t bytes)
+{
+    memcpy(dst, src, bytes);
+}
+
+/* One tensor of `count` elements on the device, zero but for gradients of 1. */
+struct adamw_case {
+    float *param, *grad, *m, *v, *lr;
+    struct lk_adamw_plan plan;
+    struct lk_adamw adamw;
+};
+
+static void make_case(const struct compute_target *t, uint64_t count, struct adamw_case *out)
+{
+    struct lk_adamw_tensor tensor = { .count = count, .lr_factor = 1 };
+    void *table;
+
+    out->param = device_alloc(count * 4);
+    out->grad = device_alloc(count * 4);
+    out->m = device_alloc(count * 4);
+    out->v = device_alloc(count * 4);
+    out->lr = device_alloc(4);
+    CUDA(cudaMemset(out->param, 0, count * 4));
+    CUDA(cudaMemset(out->grad, 0, count * 4));
+    CUDA(cudaMemset(out->m, 0, count * 4));
+    CUDA(cudaMemset(out->v, 0, count * 4));
+    tensor.param = out->param;
+    tensor.grad = out->grad;
+    tensor.m = out->m;
+    tensor.v = out->v;
+    out->plan = (struct lk_adamw_plan){ .bytes = t->lib.lk_adamw_table_bytes(&tensor, 1) };
+    out->plan.table = host_alloc(out->plan.bytes);
+    CHECK(out->plan.table && t->lib.lk_adamw_plan(&tensor, 1, &out->plan) == 0);
+    table = device_alloc(out->plan.bytes);
+    device_put(table, out->plan.table, out->plan.bytes);
+    out->plan.device_table = table;
+    out->adamw = (struct lk_adamw){
+        .lr = {0,        LK_FP32, out->lr },
+        .loss_scale = { .value = 1},
+        .beta1 = 0.9,
+        .beta2 = 0.999,
+        .eps = 1e-8,
+        .state = device_alloc(sizeof(struct lk_adamw_state)),
+        .workspace = device_alloc(t->lib.lk_adamw_workspace_bytes(&out->plan)),
+    };
+    CUDA(cudaMemset(out->adamw.state, 0, sizeof(struct lk_adamw_state)));
+}
+
+static void drop_case(struct adamw_case *data)
+{
+    device_release(data->param);
+    device_release(data->grad);
+    device_release(data->m);
+    device_release(data->v);
+    device_release(data->lr);
+    device_release((void *)data->plan.device_table);
+    device_release(data->adamw.state);
+    device_release(data->adamw.workspace);
+    free(data->plan.table);
+}
+
+static void set_float(float *far, float value)
+{
+    device_put(far, &value, 4);
+}
+
+static float get_float(const float *far)
+{
+    float value;
+
+    device_get(&value, far, 4);
+    return value;
+}
+
+static bool near_to(float got, float want)
+{
+    return got > want - 1e-5F && got < want + 1e-5F;
+}
+
+/* The learning rate and the step come from the device, so that a graph goes on from where it was. */
+static void a_graph_replays_steps(const struct compute_target *t)
+{
+    struct adamw_case data;
+    struct lk_adamw_state state;
+    cudaGraphExec_t exec;
+    cudaStream_t stream;
+    cudaGraph_t graph;
+
+    make_case(t, 100000, &data);
+    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    CHECK(t->lib.lk_adamw_step(&data.plan, &data.adamw, stream) == 0);
+    CUDA(cudaStreamEndCapture(stream, &graph));
+    CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    set_float(data.grad + 77777, 2);
+    for (int step = 1; step <= 3; step++) {
+        set_float(data.lr, (float)step);
+        CUDA(cudaGraphLaunch(exec, stream));
+        device_get(&state, data.adamw.state, sizeof(state));
+        CHECK(state.step == (uint64_t)step && state.norm == 2 && state.applied);
+    }
+    /* equal gradients: m / sqrt(v) is 1 after the correction of the bias */
+    CHECK(near_to(get_float(data.param + 77777), -6));
+    CHECK(get_float(data.param + 77776) == 0);
+    CUDA(cudaGraphExecDestroy(exec));
+    CUDA(cudaGraphDestroy(graph));
+    CUDA(cudaStreamDestroy(stream));
+    drop_case(&data);
+}
+
+static void more_than_2_31_elements_are_updated(const struct compute_target *t)
+{
+    const uint64_t count = (UINT64_C(1) << 31) + 70001;
+    const uint64_t places[] = { 0, (UINT64_C(1) << 30) + 1, (UINT64_C(1) << 31) + 3, count - 1 };
+    struct adamw_case data;
+    struct lk_adamw_state state;
+
+    make_case(t, count, &data);
+    set_float(data.lr, 1);
+    for (int i = 0; i < 4; i++)
+        set_float(data.grad + places[i], 1);
+    CHECK(t->lib.lk_adamw_step(&data.plan, &data.adamw, NULL) == 0);
+    device_get(&state, data.adamw.state, sizeof(state));
+    CHECK(state.norm == 2 && state.applied);
+    for (int i = 0; i < 4; i++)
+        CHECK(near_to(get_float(data.param + places[i]), -1));
+    CHECK(get_float(data.param + places[2] - 1) == 0);
+    drop_case(&data);
+}
+
+static bool has_room(size_t bytes)
+{
+    size_t free_bytes, all_bytes;
+
+    CUDA(cudaMemGetInfo(&free_bytes, &all_bytes));
+    return free_bytes >= bytes;
+}
+
+int main(int argc, char **argv)
+{
+    struct compute_target target = { .alloc = device_alloc,
+                                     .release = device_release,
+                                     .put = device_put,
+                                     .get = device_get };
+    struct compute_target host = { .alloc = host_alloc,
+                                   .release = free,
+                                   .put = host_copy,
+                                   .get = host_copy };
+    int devices = 0;
+    int err;
+
+    CHECK(argc == 3 || argc == 4);
+    target.small = argc == 4 && strcmp(argv[3], "--small") == 0;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+        printf("skipped: no CUDA device or driver\n");
+        return LC_SKIP;
+    }
+    compute_open(&target, argv[1]);
+    compute_open(&host, argv[2]);
+    err = target.lib.lk_compute_load_all();
+    if (err)
+        fprintf(stderr, "lk_compute_load_all: %s\n", target.lib.lk_error_text(err));
+    CHECK(err == 0 && strcmp(target.lib.lk_backend(), "cuda") == 0);
+    check_adamw(&target);
+    CHECK(adamw_fingerprint(&target) == adamw_fingerprint(&host));
+    a_graph_replays_steps(&target);
+    if (!target.small && has_room((size_t)40 << 30))
+        more_than_2_31_elements_are_updated(&target);
+    else
+        printf("more than 2^31 elements: left out\n");
+    printf("all compute kernels passed on the device\n");
+    return 0;
+}

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kernels/compute_adamw.h"
+#include "kernels/loongkernels_host.h"
+#include "tests/check.h"
+#include "tests/kernels/compute.h"
+
+#include <string.h>
+#include <sys/mman.h>
+
+static void *host_alloc(size_t bytes)
+{
+    return aligned_alloc(256, (bytes + 255) / 256 * 256);
+}
+
+static void host_copy(void *dst, const void *src, size_t bytes)
+{
+    memcpy(dst, src, bytes);
+}
+
+/* Memory of which only what is touched exists. */
+static float *reserve(size_t count)
+{
+    void *all = mmap(NULL, count * 4, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+    CHECK(all != MAP_FAILED);
+    return all;
+}
+
+/* The last chunk of a tensor of more than 2^32 elements, by what both libraries run. */
+static void adamw_reaches_elements_beyond_2_32(void)
+{
+    const uint64_t count = (UINT64_C(1) << 32) + 16384 + 5;
+    struct lk_adamw_entry entry = { .param = reserve(count),
+                                    .grad = reserve(count),
+                                    .m = reserve(count),
+                                    .v = reserve(count),
+                                    .count = count,
+                                    .first_chunk = 3,
+                                    .flags = LK_ADAMW_FAST };
+    uint32_t last = 3 + (uint32_t)(count / LK_ADAMW_CHUNK);
+    uint32_t *chunk_entry = calloc(last + 1, sizeof(*chunk_entry));
+    struct lk_adamw_launch launch = { .entries = &entry, .chunk_entry = chunk_entry };
+    struct adamw_factors factors = { .grad = 1, .keep = 1, .step = 1, .rest1 = 1, .eps = 1 };
+
+    CHECK(chunk_entry);
+    for (uint32_t back = 0; back < 2; back++) {
+        struct adamw_piece piece = adamw_find(&launch, last - back);
+        float squares = 0;
+
+        CHECK(piece.end - piece.begin == (back ? LK_ADAMW_CHUNK : 5));
+        ((float *)entry.grad)[piece.end - 1] = 3;
+        for (uint32_t t = 0; t < LK_BLOCK; t++) {
+            squares += adamw_squares_thread(&piece, t).sum;
+            adamw_update_thread(&piece, &factors, t);
+        }
+        CHECK(squares == 9 && entry.param[piece.end - 1] == -3 && entry.m[piece.end - 1] == 3);
+    }
+    free(chunk_entry);
+    munmap(entry.param, count * 4);
+    munmap((void *)entry.grad, count * 4);
+    munmap(entry.m, count * 4);
+    munmap(entry.v, count * 4);
+}
+
+int main(int argc, char **argv)
+{
+    struct compute_target target = { .alloc = host_alloc,
+                                     .release = free,
+                                     .put = host_copy,
+                                     .get = host_copy };
+
+    CHECK(argc == 2);
+    compute_open(&target, argv[1]);
+    CHECK(strcmp(target.lib.lk_backend(), "host") == 0 && target.lib.lk_compute_load_all() == 0);
+    check_adamw(&target);
+    adamw_reaches_elements_beyond_2_32();
+    return 0;
+}
