@@ -152,6 +152,45 @@ int lc_topo_print_svg(const struct lc_topo *topo, FILE *out);
  * -EILSEQ: a value holds a character that NCCL's reader cannot take (it knows no entities). */
 int lc_topo_write_nccl(const struct lc_topo *topo, FILE *out);
 
+/* How NCCL sees the way between two devices, best first. The names are NCCL's. */
+enum lc_topo_path_type {
+    LC_TOPO_PATH_LOC, /* the same device */
+    LC_TOPO_PATH_NVL, /* NVLink (XGMI) directly or through switches */
+    LC_TOPO_PATH_NVB, /* NVLink through one GPU between */
+    LC_TOPO_PATH_C2C, /* the link of a GPU to its CPU */
+    LC_TOPO_PATH_PIX, /* one PCIe switch at most */
+    LC_TOPO_PATH_PXB, /* several PCIe switches */
+    LC_TOPO_PATH_P2C, /* C2C, then PCIe of that CPU */
+    LC_TOPO_PATH_PXN, /* NVLink to another GPU, then PCIe */
+    LC_TOPO_PATH_PHB, /* through a CPU's PCIe host bridge */
+    LC_TOPO_PATH_SYS, /* from CPU to CPU */
+    LC_TOPO_PATH_NET, /* over the network only */
+    LC_TOPO_PATH_DIS, /* none */
+};
+
+struct lc_topo_path {
+    enum lc_topo_path_type type;
+    double gbps; /* GB/s of the narrowest link by NCCL's tables, 0 without a path */
+    int hops;
+};
+
+struct lc_topo_paths;
+
+/* Paths between all GPUs and ports by NCCL's search (2.28) and its bandwidths. These are the ways that the wires give:
+ * the detours that NCCL then makes (through the CPU where peer access or GPUDirect are missing, PXN) are not in them,
+ * so P2C and PXN do not occur; who plans routes adds them. Ports without a number are left out, as NCCL does.
+ * `topo` must outlive it. 0, -ENOMEM, or -E2BIG where there are more nodes of a kind than NCCL can hold. */
+int lc_topo_paths_find(const struct lc_topo *topo, struct lc_topo_paths **out);
+void lc_topo_paths_free(struct lc_topo_paths *paths);
+
+/* From one GPU or port to another, by their nodes. */
+struct lc_topo_path lc_topo_path(const struct lc_topo_paths *paths, int from, int to);
+
+/* The ports nearest to a GPU by NCCL's rule (highest bandwidth, then best type), in the order of the file; at most
+ * `most` are written. Returns how many there are. */
+int lc_topo_nearest_nets(const struct lc_topo_paths *paths, int gpu, int *out, int most);
+const char *lc_topo_path_name(enum lc_topo_path_type type);
+
 #pragma GCC visibility pop
 
 #endif

@@ -106,6 +106,39 @@ static void print_fields(struct lc_json *json, const struct lc_topo *topo, int i
     }
 }
 
+/* For each GPU the ports nearest to it; left out where paths cannot be found. */
+static void print_nearest(struct lc_json *json, const struct lc_topo *topo)
+{
+    struct lc_topo_paths *paths = NULL;
+    int nets[16];
+
+    if (lc_topo_is_partial(topo) || lc_topo_paths_find(topo, &paths) != 0)
+        return;
+    lc_json_key(json, "nearest");
+    lc_json_array(json);
+    for (int gpu = lc_topo_next(topo, LC_TOPO_GPU, -1); gpu >= 0;
+         gpu = lc_topo_next(topo, LC_TOPO_GPU, gpu)) {
+        int count = lc_topo_nearest_nets(paths, gpu, nets, 16);
+
+        lc_json_object(json);
+        known(json, "gpu", gpu);
+        lc_json_key(json, "nets");
+        lc_json_array(json);
+        for (int i = 0; i < count && i < 16; i++)
+            lc_json_int(json, nets[i]);
+        lc_json_end(json);
+        if (count) {
+            struct lc_topo_path path = lc_topo_path(paths, gpu, nets[0]);
+
+            string(json, "path", lc_topo_path_name(path.type));
+            number(json, "gbytes_per_s", path.gbps);
+        }
+        lc_json_end(json);
+    }
+    lc_json_end(json);
+    lc_topo_paths_free(paths);
+}
+
 int lc_topo_print_json(const struct lc_topo *topo, FILE *out)
 {
     struct lc_json json;
@@ -136,6 +169,7 @@ int lc_topo_print_json(const struct lc_topo *topo, FILE *out)
         lc_json_end(&json);
     }
     lc_json_end(&json);
+    print_nearest(&json, topo);
     lc_json_end(&json);
     return lc_json_finish(&json);
 }

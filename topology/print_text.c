@@ -314,6 +314,37 @@ static void print_children(struct tree *tree, int parent, size_t depth)
     }
 }
 
+static void print_nearest(const struct lc_topo *topo, const struct lc_topo_paths *paths, int gpu,
+                          FILE *out)
+{
+    struct lc_topo_text text = { .used = 0 };
+    int nets[4];
+    int count = lc_topo_nearest_nets(paths, gpu, nets, 4);
+
+    for (int i = 0; i < count && i < 4; i++) {
+        struct lc_topo_path path = lc_topo_path(paths, gpu, nets[i]);
+
+        lc_topo_say(&text, "%s%.40s", i ? ", " : "", topo->nodes[nets[i]].id);
+        if (i == count - 1 || i == 3)
+            lc_topo_say(&text, "%s  %s  %.1f GB/s", count > 4 ? ", ..." : "",
+                        lc_topo_path_name(path.type), path.gbps);
+    }
+    (void)fprintf(out, "GPU %d: %s\n", lc_topo_gpu_number(topo, gpu), count ? text.s : "none");
+}
+
+static void print_paths(const struct lc_topo *topo, FILE *out)
+{
+    struct lc_topo_paths *paths = NULL;
+
+    if (lc_topo_is_partial(topo) || lc_topo_paths_find(topo, &paths) != 0)
+        return;
+    (void)fprintf(out, "\nnearest network port of each GPU, with NCCL's name of the way:\n");
+    for (int i = lc_topo_next(topo, LC_TOPO_GPU, -1); i >= 0;
+         i = lc_topo_next(topo, LC_TOPO_GPU, i))
+        print_nearest(topo, paths, i, out);
+    lc_topo_paths_free(paths);
+}
+
 int lc_topo_print_text(const struct lc_topo *topo, FILE *out)
 {
     struct tree tree = { .topo = topo, .out = out };
@@ -324,6 +355,7 @@ int lc_topo_print_text(const struct lc_topo *topo, FILE *out)
     lc_topo_say(&name, "%s", topo->name);
     (void)fprintf(out, "%s: %s\n", name.s, counts.s);
     print_children(&tree, 0, 0);
+    print_paths(topo, out);
     for (int i = 0; i < topo->note_count; i++)
         (void)fprintf(out, "note: %s\n", topo->notes[i]);
     return fflush(out) != 0 || ferror(out) ? -EIO : 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Any text as a topology file; what loads is printed in every way, and what is written loads again. hwloc's own
+ * Any text as a topology file; what loads is printed in every way (which finds its paths, too), and what is written loads again. hwloc's own
  * parser is not ours to test. */
 #include "topology/loongtopo.h"
 

@@ -43,8 +43,16 @@ class Command(TopoTest):
         self.assertEqual(lines[1], "|-- NUMA 0  CPUs 0-55,112-167  GenuineIntel 6/143")
         self.assertIn("|   |   |   `-- GPU 0  0000:0f:00.0  32 GT/s x16  sm_90  NVLink to switches x18", lines)
         self.assertIn("                |-- port mlx5_16:1  180 Gb/s  GPUDirect", lines)
-        self.assertTrue(all(line.strip(" |`-") for line in lines))
+        self.assertTrue(all(line.strip(" |`-") for line in lines[:lines.index("")]))
         self.assertIn("XGMI to GPU 1 x1, GPU 2 x1", call("topo", "--input", MESH).stdout)
+
+    def test_nearest_ports(self):
+        lines = call("topo", "--input", BIG).stdout.splitlines()
+        self.assertIn("GPU 0: mlx5_0, mlx5_1  PIX  22.5 GB/s", lines)
+        document = self.topo(BIG)
+        first = document["nearest"][0]
+        self.assertEqual([document["nodes"][net]["id"] for net in first["nets"]], ["mlx5_0", "mlx5_1"])
+        self.assertEqual((len(document["nearest"]), first["path"], first["gbytes_per_s"]), (8, "PIX", 22.5))
 
     def test_picture(self):
         for path, fabric, table in ((BIG, 1, 0), (MESH, 0, 56)):

@@ -1,0 +1,437 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * NCCL's graph of a machine and its search: breadth first from every GPU and port, a way replaced when its type is
+ * better, or its bandwidth at the same type, or its length at the same bandwidth. */
+#include "topology/topo_internal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_OF_KIND 576 /* NCCL_TOPO_MAX_NODES of the newest release */
+#define LOCAL       5000.0
+#define SWITCHES    0 /* the one vertex of all NVSwitches; others are a node's index + 1 */
+
+enum link_type { /* as NCCL numbers them, to be compared with path types */
+    LINK_NVL = LC_TOPO_PATH_NVL,
+    LINK_C2C = LC_TOPO_PATH_C2C,
+    LINK_PCI = LC_TOPO_PATH_PIX,
+    LINK_SYS = LC_TOPO_PATH_SYS,
+    LINK_NET = LC_TOPO_PATH_NET,
+};
+
+struct edge {
+    int to, next; /* next: of the same vertex; -1 */
+    enum link_type type;
+    double gbps;
+};
+
+struct lc_topo_paths {
+    const struct lc_topo *topo;
+    int *first; /* edge of each vertex; -1 */
+    struct edge *edges;
+    size_t edge_count, edge_room;
+    int *merged;    /* of each PCI node: the switch it is part of, else itself */
+    int *endpoints; /* GPUs and ports */
+    int *place;     /* of each node: its place among the endpoints; -1 */
+    int count;
+    struct lc_topo_path *table; /* [to][from] */
+};
+
+static int add_edge(struct lc_topo_paths *paths, int from, int to, enum link_type type, double gbps)
+{
+    if (type != LINK_SYS) { /* links side by side count together; there is one from CPU to CPU */
+        for (int at = paths->first[from]; paths->edges && at >= 0; at = paths->edges[at].next) {
+            struct edge *edge = &paths->edges[at];
+
+            if (edge->to == to && edge->type == type) {
+                edge->gbps += gbps;
+                return 0;
+            }
+        }
+    }
+    if (paths->edge_count == paths->edge_room) {
+        size_t room = paths->edge_room ? 2 * paths->edge_room : 256;
+        void *edges = realloc(paths->edges, room * sizeof(*paths->edges));
+
+        if (!edges)
+            return -ENOMEM;
+        paths->edges = edges;
+        paths->edge_room = room;
+    }
+    paths->edges[paths->edge_count] = (struct edge){ to, paths->first[from], type, gbps };
+    paths->first[from] = (int)paths->edge_count++;
+    return 0;
+}
+
+static int connect(struct lc_topo_paths *paths, int a, int b, enum link_type type, double gbps)
+{
+    int err = add_edge(paths, a, b, type, gbps);
+
+    return err ? err : add_edge(paths, b, a, type, gbps);
+}
+
+static int vertex(int node)
+{
+    return node + 1;
+}
+
+/* GB/s of one NVLink, or of one XGMI link by RCCL's table. */
+static double link_gbps(const struct lc_topo *topo, int gpu, enum lc_topo_type type)
+{
+    const char *gcn = lc_topo_attribute(topo, gpu, "gcn");
+    int sm = topo->nodes[gpu].gpu.sm;
+
+    if (type == LC_TOPO_XGMI) {
+        if (gcn && (strncmp(gcn, "94", 2) == 0 || strncmp(gcn, "gfx94", 5) == 0))
+            return 48.0;
+        return gcn && (strcmp(gcn, "910") == 0 || strncmp(gcn, "gfx90a", 6) == 0) ? 36.0 : 24.0;
+    }
+    if (sm >= 100)
+        return 40.1;
+    if (sm >= 90)
+        return 20.6;
+    if (sm == 86)
+        return 12.0;
+    return sm >= 60 && sm < 70 ? 18.0 : 20.0;
+}
+
+static double cpu_gbps(const struct lc_topo_cpu *cpu)
+{
+    const char *vendor = cpu->vendor ? cpu->vendor : "";
+
+    if (cpu->arch && strcmp(cpu->arch, "ppc64") == 0)
+        return 32.0;
+    if (cpu->arch && strcmp(cpu->arch, "arm64") == 0)
+        return 6.0;
+    if (strcmp(vendor, "AuthenticAMD") == 0)
+        return 16.0;
+    if (strcmp(vendor, "CentaurHauls") == 0 || strcmp(vendor, "  Shanghai  ") == 0)
+        return cpu->family == 7 && cpu->model == 0x5b ? 9.0 : 6.0;
+    if (strcmp(vendor, "GenuineIntel") != 0)
+        return LOCAL;
+    if (cpu->family != 6)
+        return 6.0;
+    return cpu->model >= 0xcf ? 40.0 : cpu->model >= 0x8f ? 22.0 : cpu->model >= 0x55 ? 10.0 : 6.0;
+}
+
+/* Broadcom's switches show themselves in two levels and are one: NCCL merges them. */
+static int switch_generation(const struct lc_topo_pci *pci, int level)
+{
+    if (pci->vendor != 0x1000 || pci->subvendor != 0x1000)
+        return 0;
+    if (pci->device == 0xc010 && pci->subdevice >> 12 == 0xa)
+        return 4;
+    return pci->device == 0xc030 && pci->subdevice >> 12 == level ? 5 : 0;
+}
+
+static void merge_switches(struct lc_topo_paths *paths)
+{
+    const struct lc_topo_node *nodes = paths->topo->nodes;
+
+    for (int i = 0; i < paths->topo->count; i++) {
+        int parent = nodes[i].parent;
+        int generation;
+
+        paths->merged[i] = i;
+        if (nodes[i].type != LC_TOPO_PCI || nodes[i].pci.kind != LC_TOPO_PCI_BRIDGE ||
+            nodes[parent].type != LC_TOPO_PCI || paths->merged[parent] != parent)
+            continue;
+        generation = switch_generation(&nodes[parent].pci, 0);
+        if (generation && switch_generation(&nodes[i].pci, 1) == generation)
+            paths->merged[i] = parent;
+    }
+}
+
+static int add_links(struct lc_topo_paths *paths, int gpu)
+{
+    const struct lc_topo *topo = paths->topo;
+    int err = 0;
+
+    for (int at = topo->nodes[gpu].child; at >= 0 && !err; at = topo->nodes[at].next) {
+        const struct lc_topo_link *link = &topo->nodes[at].link;
+        enum lc_topo_type type = topo->nodes[at].type;
+        double gbps = link->count * link_gbps(topo, gpu, type);
+        int peer = lc_topo_above(topo, gpu, LC_TOPO_CPU);
+
+        if (type == LC_TOPO_C2C) {
+            err = connect(paths, vertex(gpu), vertex(peer), LINK_C2C,
+                          (double)link->mbps * link->count / 1000);
+        } else if (link->target_class == 0x068001) {
+            err = connect(paths, vertex(gpu), vertex(peer), LINK_NVL, gbps);
+        } else if (link->target_class == 0x068000) {
+            err = connect(paths, vertex(gpu), SWITCHES, LINK_NVL, gbps);
+        } else if (link->node >= 0) {
+            peer = lc_topo_find_child(topo, link->node, LC_TOPO_GPU, NULL, NULL);
+            if (peer >= 0 && peer != gpu)
+                err = add_edge(paths, vertex(gpu), vertex(peer), LINK_NVL, gbps);
+        }
+    }
+    return err;
+}
+
+static int add_cpu(struct lc_topo_paths *paths, int cpu)
+{
+    const struct lc_topo *topo = paths->topo;
+    int err = 0;
+
+    for (int at = lc_topo_next(topo, LC_TOPO_CPU, -1); at >= 0 && !err;
+         at = lc_topo_next(topo, LC_TOPO_CPU, at)) {
+        if (at != cpu && topo->nodes[at].cpu.host == topo->nodes[cpu].cpu.host)
+            err = add_edge(paths, vertex(cpu), vertex(at), LINK_SYS,
+                           cpu_gbps(&topo->nodes[cpu].cpu));
+    }
+    return err;
+}
+
+/* What stands for a node in the graph: a GPU's PCI function is its GPU, a NIC's is the NIC. */
+static int add_node(struct lc_topo_paths *paths, int index)
+{
+    const struct lc_topo_node *nodes = paths->topo->nodes;
+    const struct lc_topo_node *node = &nodes[index];
+    int above = node->parent;
+
+    switch (node->type) {
+    case LC_TOPO_CPU: return add_cpu(paths, index);
+    case LC_TOPO_PCI:
+        if (node->pci.kind != LC_TOPO_PCI_BRIDGE || paths->merged[index] != index)
+            return 0;
+        return connect(paths, vertex(index), vertex(paths->merged[above]), LINK_PCI,
+                       lc_topo_pci_gbps(&node->pci));
+    case LC_TOPO_NIC:
+        if (nodes[above].type == LC_TOPO_CPU)
+            return connect(paths, vertex(index), vertex(above), LINK_PCI, LOCAL);
+        return connect(paths, vertex(index), vertex(paths->merged[nodes[above].parent]), LINK_PCI,
+                       lc_topo_pci_gbps(&nodes[above].pci));
+    case LC_TOPO_NET:
+        if (node->net.dev < 0)
+            return 0;
+        return connect(paths, vertex(index), vertex(above), LINK_NET,
+                       (double)(node->net.mbps > 0 ? node->net.mbps : 10000) / 8000);
+    case LC_TOPO_GPU: {
+        int err = connect(paths, vertex(index), vertex(paths->merged[nodes[above].parent]),
+                          LINK_PCI, lc_topo_pci_gbps(&nodes[above].pci));
+
+        return err ? err : add_links(paths, index);
+    }
+    default: return 0;
+    }
+}
+
+static bool is_gpu(const struct lc_topo_paths *paths, int at)
+{
+    return at != SWITCHES && paths->topo->nodes[at - 1].type == LC_TOPO_GPU;
+}
+
+static bool is(const struct lc_topo_paths *paths, int at, enum lc_topo_type type)
+{
+    return at != SWITCHES && paths->topo->nodes[at - 1].type == type;
+}
+
+static enum lc_topo_path_type type_over(const struct lc_topo_paths *paths, int at,
+                                        const struct edge *edge, const struct lc_topo_path *have)
+{
+    enum lc_topo_path_type type = edge->type == LINK_NET ? LC_TOPO_PATH_LOC
+                                                         : (enum lc_topo_path_type)edge->type;
+
+    if (is(paths, at, LC_TOPO_PCI) && is(paths, edge->to, LC_TOPO_PCI))
+        type = LC_TOPO_PATH_PXB;
+    if (edge->type == LINK_PCI && (is(paths, at, LC_TOPO_CPU) || is(paths, edge->to, LC_TOPO_CPU)))
+        type = LC_TOPO_PATH_PHB;
+    if (is_gpu(paths, at) && have->type == LC_TOPO_PATH_NVL && type == LC_TOPO_PATH_NVL &&
+        have->hops == 1)
+        type = LC_TOPO_PATH_NVB;
+    return type > have->type ? type : have->type;
+}
+
+/* A GPU lets through only what goes by NVLink to the GPU behind it, and is the only one on the way. */
+static bool may_pass(const struct lc_topo_paths *paths, int base, int at, const struct edge *edge,
+                     int hops)
+{
+    return at == base || !is_gpu(paths, at) ||
+           (edge->type == LINK_NVL && is_gpu(paths, edge->to) && hops <= 1);
+}
+
+struct search {
+    struct lc_topo_path *found; /* of each vertex */
+    int *now, *then;            /* vertices whose ways have become better */
+    bool *queued;
+};
+
+static void step(const struct lc_topo_paths *paths, struct search *search, int base, int at,
+                 int *out)
+{
+    for (int e = paths->first[at]; e >= 0; e = paths->edges[e].next) {
+        const struct edge *edge = &paths->edges[e];
+        struct lc_topo_path have = search->found[at];
+        struct lc_topo_path *old = &search->found[edge->to];
+        double gbps = have.gbps < edge->gbps ? have.gbps : edge->gbps;
+        enum lc_topo_path_type type;
+
+        if (!may_pass(paths, base, at, edge, have.hops))
+            continue;
+        type = type_over(paths, at, edge, &have);
+        if (type > old->type || (type == old->type && gbps < old->gbps) ||
+            (type == old->type && gbps <= old->gbps && have.hops + 1 >= old->hops))
+            continue;
+        *old = (struct lc_topo_path){ type, gbps, have.hops + 1 };
+        if (!search->queued[edge->to])
+            search->then[(*out)++] = edge->to;
+        search->queued[edge->to] = true;
+    }
+}
+
+static void search_from(struct lc_topo_paths *paths, struct search *search, int base)
+{
+    int vertices = paths->topo->count + 1;
+    int count = 1;
+
+    for (int i = 0; i < vertices; i++)
+        search->found[i] = (struct lc_topo_path){ .type = LC_TOPO_PATH_DIS };
+    search->found[base] = (struct lc_topo_path){ LC_TOPO_PATH_LOC, LOCAL, 0 };
+    search->now[0] = base;
+    while (count) {
+        int *swap = search->now;
+        int next = 0;
+
+        memset(search->queued, 0, (size_t)vertices * sizeof(*search->queued));
+        for (int i = 0; i < count; i++)
+            step(paths, search, base, search->now[i], &next);
+        search->now = search->then;
+        search->then = swap;
+        count = next;
+    }
+}
+
+static int search_all(struct lc_topo_paths *paths)
+{
+    size_t vertices = (size_t)paths->topo->count + 1;
+    size_t count = (size_t)paths->count;
+    struct search search = {
+        .found = calloc(vertices, sizeof(*search.found)),
+        .now = calloc(vertices, sizeof(*search.now)),
+        .then = calloc(vertices, sizeof(*search.then)),
+        .queued = calloc(vertices, sizeof(*search.queued)),
+    };
+    int err = 0;
+
+    paths->table = calloc(count * count + 1, sizeof(*paths->table));
+    if (!search.found || !search.now || !search.then || !search.queued || !paths->table)
+        err = -ENOMEM;
+    for (size_t to = 0; to < count && !err; to++) {
+        search_from(paths, &search, vertex(paths->endpoints[to]));
+        for (size_t from = 0; from < count; from++)
+            paths->table[to * count + from] = search.found[vertex(paths->endpoints[from])];
+    }
+    free(search.found);
+    free(search.now);
+    free(search.then);
+    free(search.queued);
+    return err;
+}
+
+static int find_endpoints(struct lc_topo_paths *paths)
+{
+    const struct lc_topo *topo = paths->topo;
+    int counts[LC_TOPO_TYPES] = { 0 };
+
+    for (int i = 0; i < topo->count; i++) {
+        const struct lc_topo_node *node = &topo->nodes[i];
+
+        paths->place[i] = -1;
+        if (++counts[node->type] > MAX_OF_KIND && node->type < LC_TOPO_NVLINK)
+            return -E2BIG;
+        if (node->type == LC_TOPO_GPU || (node->type == LC_TOPO_NET && node->net.dev >= 0)) {
+            paths->place[i] = paths->count;
+            paths->endpoints[paths->count++] = i;
+        }
+    }
+    return 0;
+}
+
+int lc_topo_paths_find(const struct lc_topo *topo, struct lc_topo_paths **out)
+{
+    size_t nodes = (size_t)topo->count;
+    struct lc_topo_paths *paths = calloc(1, sizeof(*paths));
+    int err;
+
+    if (!paths)
+        return -ENOMEM;
+    paths->topo = topo;
+    paths->first = malloc((nodes + 1) * sizeof(*paths->first));
+    paths->merged = calloc(nodes, sizeof(*paths->merged));
+    paths->endpoints = calloc(nodes, sizeof(*paths->endpoints));
+    paths->place = calloc(nodes, sizeof(*paths->place));
+    err = paths->first && paths->merged && paths->endpoints && paths->place ? 0 : -ENOMEM;
+    if (!err)
+        err = find_endpoints(paths);
+    if (!err) {
+        memset(paths->first, 0xff, (nodes + 1) * sizeof(*paths->first));
+        merge_switches(paths);
+    }
+    for (int i = 0; i < topo->count && !err; i++)
+        err = add_node(paths, i);
+    if (!err)
+        err = search_all(paths);
+    if (err)
+        lc_topo_paths_free(paths);
+    else
+        *out = paths;
+    return err;
+}
+
+void lc_topo_paths_free(struct lc_topo_paths *paths)
+{
+    if (!paths)
+        return;
+    free(paths->first);
+    free(paths->edges);
+    free(paths->merged);
+    free(paths->endpoints);
+    free(paths->place);
+    free(paths->table);
+    free(paths);
+}
+
+struct lc_topo_path lc_topo_path(const struct lc_topo_paths *paths, int from, int to)
+{
+    int a = paths->place[from];
+    int b = paths->place[to];
+
+    if (a < 0 || b < 0)
+        return (struct lc_topo_path){ .type = LC_TOPO_PATH_DIS };
+    return paths->table[(size_t)b * (size_t)paths->count + (size_t)a];
+}
+
+int lc_topo_nearest_nets(const struct lc_topo_paths *paths, int gpu, int *out, int most)
+{
+    const struct lc_topo *topo = paths->topo;
+    struct lc_topo_path best = { .type = LC_TOPO_PATH_DIS };
+    int count = 0;
+
+    for (int i = lc_topo_next(topo, LC_TOPO_NET, -1); i >= 0;
+         i = lc_topo_next(topo, LC_TOPO_NET, i)) {
+        struct lc_topo_path path = lc_topo_path(paths, gpu, i);
+
+        if (path.type == LC_TOPO_PATH_DIS || path.gbps < best.gbps)
+            continue;
+        if (path.gbps > best.gbps || path.type < best.type) {
+            best = path;
+            count = 0;
+        }
+        if (path.type == best.type) {
+            if (count < most)
+                out[count] = i;
+            count++;
+        }
+    }
+    return count;
+}
+
+const char *lc_topo_path_name(enum lc_topo_path_type type)
+{
+    static const char *const names[] = { "LOC", "NVL", "NVB", "C2C", "PIX", "PXB",
+                                         "P2C", "PXN", "PHB", "SYS", "NET", "DIS" };
+
+    return names[type];
+}
