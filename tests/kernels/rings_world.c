@@ -268,7 +268,7 @@ void ring_play(struct ring_rank *me, const struct ring_call *call)
 {
     uint64_t parts = call->op == RING_REDUCE_SCATTER ? me->world->shape.ranks : 1;
     size_t width = call->type == LK_FP32 ? 4 : 2;
-    struct arena in, out;
+    struct arena in = { 0 }, out = { 0 };
     struct lk_buffers *list = calloc(call->n + 1, sizeof(*list));
     uint8_t *before;
 
