@@ -25,6 +25,7 @@ struct member {
     size_t n, room;
     size_t used; /* bytes of scratch in this round */
     bool begun;  /* something of ours is on streams[0] */
+    bool rings;  /* and some of it goes without NCCL, which then does not know of that stream */
 };
 
 /* A tensor, or a part of one, in a batch. */
@@ -517,6 +518,8 @@ static ncclResult_t begin(struct member *member, struct lc_span *span)
         return result;
     member->begun = true;
     err = join_before(member);
+    if (!err && member->rings)
+        err = join_behind(member); /* what NCCL does in the group waits for all streams, too */
     if (!err)
         err = lc_span_wait(span);
     return err ? cuda_failed(member->comm, err) : ncclSuccess;
@@ -533,7 +536,9 @@ static ncclResult_t leave(const struct member *member)
     err = lc_span_begin(member->comm->reducer, member->streams[0], &span);
     if (err)
         return cuda_failed(member->comm, err);
-    err = lc_span_record(&span);
+    err = member->rings ? join_before(member) : 0;
+    if (!err)
+        err = lc_span_record(&span);
     if (!err)
         err = join_behind(member);
     lc_span_end(&span);
@@ -550,6 +555,7 @@ static ncclResult_t start(const struct batch *batch, const struct lc_real *real)
 
     if (err)
         return cuda_failed(batch->first->op.comm, err);
+    batch->member->rings |= is_rings(batch);
     result = begin(batch->member, &span);
     if (result == ncclSuccess) {
         err = is_rings(batch) ? launch(batch) : pack(batch);
@@ -632,11 +638,45 @@ static size_t count_like(const struct lc_gather *gather, size_t first)
     return count;
 }
 
+/* The next one that goes without NCCL, or NULL. Those of several communicators may share a stream, where each waits for
+ * the one before: they go in an order that all ranks have, whatever that of the calls was. */
+static const struct item *next_through_rings(const struct lc_gather *gather)
+{
+    const struct item *next = NULL;
+
+    for (size_t i = 0; i < gather->n; i++) {
+        const struct item *item = &gather->items[i];
+
+        if (item->choice.path == LC_PATH_RINGS && !is_done(item) &&
+            (!next || item->op.comm->id < next->op.comm->id))
+            next = item;
+    }
+    return next;
+}
+
+static ncclResult_t start_rings(struct lc_gather *gather, struct batch ***last,
+                                const struct lc_real *real)
+{
+    ncclResult_t result = ncclSuccess;
+    const struct item *next;
+
+    while (result == ncclSuccess && (next = next_through_rings(gather))) {
+        result = lc_agree_error(next->op.comm->agree);
+        if (result == ncclSuccess)
+            **last = collect(gather, (size_t)(next - gather->items), &result);
+        if (result != ncclSuccess)
+            break;
+        result = start(**last, real);
+        *last = &(**last)->next;
+    }
+    return result;
+}
+
 /* Inside an open group. */
 static ncclResult_t start_round(struct lc_gather *gather, const struct lc_real *real)
 {
     struct batch **last = &gather->inside;
-    ncclResult_t result = ncclSuccess;
+    ncclResult_t result = start_rings(gather, &last, real);
 
     for (size_t i = 0; result == ncclSuccess && i < gather->n; i++) {
         struct item *item = &gather->items[i];

@@ -59,9 +59,13 @@ static void choose_device(struct rd_rank *me)
 static void read_settings(struct rd_rank *me)
 {
     const char *wire = getenv("LOONGCOMM_ALLREDUCE_WIRE"), *least = getenv("LOONGCOMM_MIN_BYTES");
+    const char *peer = getenv("LOONGCOMM_PEER");
 
     me->min_bytes = least ? strtoul(least, NULL, 10) : 65536;
-    if (!dlsym(RTLD_DEFAULT, "loongcommCallsSeen") || !wire || strcmp(wire, "data") == 0)
+    if (!dlsym(RTLD_DEFAULT, "loongcommCallsSeen"))
+        return;
+    me->rings = peer && strcmp(peer, "off") != 0;
+    if (!wire || strcmp(wire, "data") == 0)
         return;
     me->wire = strcmp(wire, "bf16") == 0 ? RD_BF16 : RD_ACCURATE;
 }

@@ -53,6 +53,7 @@ struct rd_rank {
     bool threads; /* other ranks are in this process */
     bool rig;
     enum rd_wire wire;
+    bool rings;       /* owners of a shard do not round what they add themselves */
     size_t min_bytes; /* smaller reductions keep their type on the wire */
     struct rd_shared *shared;
     struct rd_comm comms[RD_COMMS + 1];

@@ -170,11 +170,14 @@ static struct sum sum_up(const struct rd_rank *me, const struct rd_call *call, b
         wide += (double)values[r] * scale;
         size += fabs((double)values[r] * scale);
     }
-    if (accurate && (call->kind == RD_REDUCE_SCATTER || me->n == 2))
+    if (accurate && !me->rings && (call->kind == RD_REDUCE_SCATTER || me->n == 2))
         return (struct sum){ narrow, 0 };
     if (wire)
         narrow = round_bf16(narrow);
     narrow = rounded(call->type, narrow);
+    if (me->rings && (wire || (call->type != ncclFloat32 && call->type != ncclInt32)))
+        return (struct sum){ (float)wide,
+                             (me->n + 1) * (call->type == ncclFloat16 ? 0x1p-11 : 0x1p-8) * size };
     if (me->n == 2 || accurate || call->type == ncclInt32)
         return (struct sum){ narrow, 0 };
     ulp = wire || call->type == ncclBfloat16 ? 0x1p-8
