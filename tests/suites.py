@@ -40,7 +40,7 @@ CONFIGS = {
     "gcc": Config("build"),  # the folder and options that perf/run uses, too
     "clang": Config("build-clang", ("unit", "headers", "symbols", "fuzz", "kernels"), cc="clang",
                     options=("-Dkernels=disabled",)),
-    "asan": Config("build-asan", ("unit", "interpose", "control", "rig", "cli", "kernels", "topology"), slow=3,
+    "asan": Config("build-asan", ("unit", "interpose", "control", "rig", "cli", "kernels", "topology", "plugin"), slow=3,
                    options=("-Db_sanitize=address,undefined", "-Db_lundef=false", "-Dkernels=disabled")),
     "tsan": Config("build-tsan", ("threads",), slow=5,
                    options=("-Db_sanitize=thread", "-Db_lundef=false", "-Dkernels=disabled")),

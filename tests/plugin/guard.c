@@ -23,18 +23,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1
-#endif
-#ifndef SANITIZED
-#define SANITIZED 0
-#endif
-
 #define FDS 4096
 
 static _Thread_local const char *inside; /* the call that this thread is in, NULL: none */
@@ -203,10 +191,10 @@ int sem_wait(sem_t *sem)
 }
 
 /* The name alone would find the oldest of several versions. */
-#define REAL_CONDITION(name)                                                           \
-    ({                                                                                 \
-        void *found_ = dlvsym(RTLD_NEXT, #name, "GLIBC_2.3.2");                        \
-        (__typeof__(name) *)(found_ && !SANITIZED ? found_ : dlsym(RTLD_NEXT, #name)); \
+#define REAL_CONDITION(name)                                                                 \
+    ({                                                                                       \
+        void *found_ = dlvsym(RTLD_NEXT, #name, "GLIBC_2.3.2");                              \
+        (__typeof__(name) *)(found_ && !GUARD_SANITIZED ? found_ : dlsym(RTLD_NEXT, #name)); \
     })
 
 int pthread_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex)
@@ -356,7 +344,7 @@ unsigned long guard_fail_allocation(unsigned long n)
     return counted;
 }
 
-#if !SANITIZED
+#if !GUARD_SANITIZED
 void *__libc_malloc(size_t size);
 void *__libc_calloc(size_t count, size_t size);
 void *__libc_realloc(void *old, size_t size);

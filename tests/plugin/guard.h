@@ -10,6 +10,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define GUARD_SANITIZED 1
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define GUARD_SANITIZED 1
+#endif
+#ifndef GUARD_SANITIZED
+#define GUARD_SANITIZED 0
+#endif
+
 /* Around every call into the plugin, on the calling thread; `what` is said when it does something that can block. */
 void guard_enter(const char *what);
 void guard_leave(void);

@@ -99,8 +99,8 @@ void former_greeting_is_refused(void)
     static const struct relay_rule rule = { 0 };
     unsigned char greeting[4096];
     struct pair former, pair;
-    long begun = now_ms();
     size_t size;
+    long begun;
 
     start();
     relay_start(&rule);
@@ -111,6 +111,7 @@ void former_greeting_is_refused(void)
     for (size_t i = 0; i < times(10, 200); i++) {
         int fd;
 
+        begun = now_ms();
         pair_listen(&pair, 0);
         guard_redirect(NULL);
         fd = stranger(some_port());
@@ -181,7 +182,7 @@ void timers_interrupt_everything(void)
     plugin_unload();
 }
 
-#define SOON "1" /* seconds after which a connection without a way to its peer fails */
+#define SOON "3" /* seconds after which a connection without a way to its peer fails */
 
 static void receiving_victim(int fd)
 {
@@ -397,7 +398,7 @@ void nothing_is_left_of_unused_listeners(void)
     after = holdings_now();
     CHECK(after.descriptors == before.descriptors);
     CHECK(after.threads == before.threads);
-    CHECK(after.mappings <= before.mappings + 2);
+    CHECK(GUARD_SANITIZED || after.mappings <= before.mappings + 2);
 }
 
 void few_descriptors_are_an_error_with_a_name(void)
