@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Any text as a profile; what is accepted is looked up at the borders of every rule. */
-#include "common/log.h"
-#include "common/profile.h"
-
-#include <stdlib.h>
+ * Any text as a profile; what is accepted is looked up at the borders of every rule. The source is included to be
+ * instrumented. */
+#include "common/profile.c"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
