@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * NCCL's tuner plugin interfaces over one profile. What NCCL would have chosen stays where no rule applies, and always
+ * unless it is certain that all ranks use the same rules: ranks that choose differently hang.
+ *
+ * Certain means one of two things. Either the interposer is in the process and its ranks have agreed on the hash of the
+ * profile for this communicator; it then gives a word that becomes 1 at the same call on all ranks. Or the user vouches for
+ * it (LOONGCOMM_PROFILE_TRUST). */
+#include "common/config.h"
+#include "common/log.h"
+#include "common/profile.h"
+#include "plugin/tuner/abi.h"
+#include "plugin/tuner/choose.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+/* Of libloongcomm.so, found by name: neither library needs the other. begin is called while the communicator is made, by the
+ * thread that makes it; NULL: no agreement is to be expected. The word is written by the interposer alone. */
+typedef const uint32_t *begin_fn(uint64_t profile_hash);
+typedef void end_fn(const uint32_t *word);
+
+/* A communicator's. Made by init, constant until it is freed. */
+struct context {
+    size_t ranks, nodes;
+    const uint32_t *agreed; /* NULL: it is `trusted` */
+    end_fn *end;
+};
+
+/* Written once by set_up, constant afterwards. */
+static const struct lc_profile *profile; /* kept while the library is loaded */
+static bool trusted;
+
+/* NCCL's own, the same at every call; written by init, read by any thread that logs. */
+static lc_nccl_logger *nccl_log;
+
+static void log_to_nccl(enum lc_log_level level, const char *file, int line, const char *text)
+{
+    lc_nccl_logger *log = __atomic_load_n(&nccl_log, __ATOMIC_RELAXED);
+
+    if (log)
+        log(level <= LC_LOG_WARN ? LC_NCCL_LOG_WARN : LC_NCCL_LOG_INFO, LC_NCCL_LOG_TUNING, file,
+            line, "TUNER/loongcomm: %s", text);
+}
+
+static void set_up(void)
+{
+    static struct lc_config config;
+
+    if (__atomic_load_n(&nccl_log, __ATOMIC_RELAXED))
+        lc_log_set_sink(log_to_nccl);
+    (void)lc_config_load(&config);
+    lc_log_set_level(config.log_level < LC_LOG_INFO ? LC_LOG_INFO : config.log_level);
+    if (config.log_file[0] && lc_log_open_file(config.log_file))
+        lc_warn("cannot append to %s (LOONGCOMM_LOG_FILE)", config.log_file);
+    trusted = config.profile_trust;
+    if (!config.enable || !config.profile[0])
+        lc_info("%s: NCCL's own choices stay",
+                config.enable ? "LOONGCOMM_PROFILE names no profile" : "switched off");
+    else
+        profile = lc_profile_load(config.profile);
+}
+
+__attribute__((destructor)) static void tear_down(void)
+{
+    free((void *)profile);
+}
+
+static bool find_agreement(struct context *context)
+{
+    begin_fn *begin = (begin_fn *)dlsym(RTLD_DEFAULT, "loongcomm_tuner_begin_v1");
+
+    context->end = (end_fn *)dlsym(RTLD_DEFAULT, "loongcomm_tuner_end_v1");
+    if (!begin || !context->end) {
+        static unsigned char said;
+
+        if (!__atomic_exchange_n(&said, 1, __ATOMIC_RELAXED))
+            lc_info(
+                "profile %s is not used: libloongcomm.so is not preloaded, so the ranks cannot agree on it (LOONGCOMM_PROFILE_TRUST=yes if all have the same)",
+                profile->gpu);
+        return false;
+    }
+    context->agreed = begin(profile->hash);
+    return context->agreed != NULL;
+}
+
+/* A NULL context means: no rule ever applies. Nothing here is an error to NCCL. */
+static enum lc_nccl_result begin(void **out, size_t ranks, size_t nodes, lc_nccl_logger *log)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    struct context *context;
+
+    *out = NULL;
+    __atomic_store_n(&nccl_log, log, __ATOMIC_RELAXED);
+    pthread_once(&once, set_up);
+    if (!profile)
+        return LC_NCCL_SUCCESS;
+    context = calloc(1, sizeof(*context));
+    if (!context)
+        return LC_NCCL_SUCCESS;
+    context->ranks = ranks;
+    context->nodes = nodes;
+    if (!trusted && !find_agreement(context)) {
+        free(context);
+        return LC_NCCL_SUCCESS;
+    }
+    *out = context;
+    return LC_NCCL_SUCCESS;
+}
+
+static enum lc_nccl_result end(void *opaque)
+{
+    struct context *context = opaque;
+
+    if (context && context->agreed)
+        context->end(context->agreed);
+    free(context);
+    return LC_NCCL_SUCCESS;
+}
+
+static const struct lc_profile_rule *rule_for(const struct context *context, int op, size_t bytes)
+{
+    if (!context || (context->agreed && !__atomic_load_n(context->agreed, __ATOMIC_ACQUIRE)))
+        return NULL;
+    return lc_tuner_rule(profile, context->ranks, context->nodes, op, bytes);
+}
+
+static void answer(void *context, int op, size_t bytes, float **costs, int algorithms,
+                   int protocols, int *channels)
+{
+    const struct lc_tuner_table table = { (float *)costs, algorithms, protocols };
+    const struct lc_profile_rule *rule = rule_for(context, op, bytes);
+
+    if (!rule)
+        return;
+    if (lc_tuner_apply(rule, &table, channels))
+        lc_debug("%s of %zu bytes: %s %s %u", lc_profile_op_name(rule->op), bytes,
+                 lc_profile_algorithm_name(rule->algorithm),
+                 lc_profile_protocol_name(rule->protocol), rule->width);
+}
+
+static enum lc_nccl_result init_v2(size_t ranks, size_t nodes, lc_nccl_logger *log, void **context)
+{
+    return begin(context, ranks, nodes, log);
+}
+
+static enum lc_nccl_result init_v5(void **context, uint64_t comm_id, size_t ranks, size_t nodes,
+                                   lc_nccl_logger *log, struct lc_nccl_nvl_domains *domains,
+                                   struct lc_nccl_tuner_constants_v5 *constants)
+{
+    return begin(context, ranks, nodes, log);
+}
+
+/* NCCL checks the answer against its own table, and ignores one that it has ruled out. */
+static enum lc_nccl_result get_v2(void *context, int op, size_t bytes, int collnet, int nvls,
+                                  int pipe_ops, int *algorithm, int *protocol, int *channels)
+{
+    const struct lc_profile_rule *rule = rule_for(context, op, bytes);
+
+    if (rule) {
+        *algorithm = rule->algorithm;
+        *protocol = rule->protocol;
+        lc_tuner_set_channels(rule, channels);
+    }
+    return LC_NCCL_SUCCESS;
+}
+
+static enum lc_nccl_result get_v3(void *context, int op, size_t bytes, int pipe_ops, float **table,
+                                  int algorithms, int protocols, int *channels)
+{
+    answer(context, op, bytes, table, algorithms, protocols, channels);
+    return LC_NCCL_SUCCESS;
+}
+
+static enum lc_nccl_result get_v4(void *context, int op, size_t bytes, int pipe_ops, float **table,
+                                  int algorithms, int protocols, int registered, int *channels)
+{
+    answer(context, op, bytes, table, algorithms, protocols, channels);
+    return LC_NCCL_SUCCESS;
+}
+
+#define NAME "loongcomm"
+
+EXPORT const struct lc_nccl_tuner_v2 ncclTunerPlugin_v2 = { NAME, init_v2, get_v2, end };
+EXPORT const struct lc_nccl_tuner_v3 ncclTunerPlugin_v3 = { NAME, init_v2, get_v3, end };
+EXPORT const struct lc_nccl_tuner_v4 ncclTunerPlugin_v4 = { NAME, init_v2, get_v4, end };
+EXPORT const struct lc_nccl_tuner_v5 ncclTunerPlugin_v5 = { NAME, init_v5, get_v4, end };
+EXPORT const struct lc_nccl_tuner_v6 ncclTunerPlugin_v6 = { NAME, init_v5, get_v4, end, NULL };
