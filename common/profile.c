@@ -182,10 +182,12 @@ static int parse_rule(struct parser *p, char **word, int n)
 /* The rest of the line behind the first word, blanks at its ends cut. */
 static int parse_gpu(struct parser *p, const char *text)
 {
+    size_t length = strlen(text);
+
     p->accepted = "one line `gpu NAME`";
-    if (!*text || strlen(text) >= sizeof(p->out->gpu) || p->out->gpu[0])
+    if (!length || length >= sizeof(p->out->gpu) || p->out->gpu[0])
         return -EINVAL;
-    strcpy(p->out->gpu, text);
+    memcpy(p->out->gpu, text, length);
     return 0;
 }
 

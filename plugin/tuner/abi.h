@@ -101,7 +101,8 @@ struct lc_nccl_tuner_v6 {
                                         int protocol, int channels, size_t *chunk);
 };
 
-_Static_assert(sizeof(struct lc_nccl_tuner_constants_v5) == 8 * (21 + 63 + 5 * 12), "constants");
+_Static_assert(sizeof(struct lc_nccl_tuner_constants_v5) == sizeof(double[21 + 63 + 5 * 12]),
+               "constants");
 _Static_assert(sizeof(struct lc_nccl_tuner_v2) == 4 * sizeof(void *), "v2");
 _Static_assert(sizeof(struct lc_nccl_tuner_v3) == 4 * sizeof(void *), "v3");
 _Static_assert(sizeof(struct lc_nccl_tuner_v4) == 4 * sizeof(void *), "v4");
