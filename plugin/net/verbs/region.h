@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Registered memory. One buffer is registered once per RDMA device however often it is asked for: connections share a
+ * registration, and the last one to give it back ends it, so none outlives its memory. */
+#ifndef LC_PLUGIN_NET_VERBS_REGION_H
+#define LC_PLUGIN_NET_VERBS_REGION_H
+
+#include "plugin/net/verbs/device.h"
+
+/* Of a connection: one registration for each of the device's ports. */
+struct lc_net_mr {
+    int n;
+    struct lc_verbs_nic *nics[LC_VERBS_PATHS];
+    struct lc_verbs_region *regions[LC_VERBS_PATHS];
+    struct ibv_mr *mrs[LC_VERBS_PATHS]; /* of the regions */
+};
+
+/* `fd` is -1, or a DMA-BUF with `offset`. 0, or -errno after saying why. */
+int lc_verbs_mr_open(const struct lc_verbs_device *dev, void *data, size_t size, int fd,
+                     uint64_t offset, struct lc_net_mr **out);
+int lc_verbs_mr_close(struct lc_net_mr *mr); /* NULL is allowed */
+
+#endif
