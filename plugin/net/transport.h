@@ -141,6 +141,7 @@ struct lc_net_ops {
 };
 
 extern const struct lc_net_ops lc_net_tcp;
+extern const struct lc_net_ops lc_net_verbs; /* only in builds with LC_HAVE_VERBS */
 
 /* The transport of this process, decided at the first call and never NULL: the first that has a device, else one that
  * has none. Init of the returned table still has to be called. */
