@@ -15,6 +15,15 @@
 #define LK_UNROLL
 #endif
 
+#ifndef __CUDACC__
+/* Sixteen and eight bytes that are aligned as the device needs it: the compiler uses instructions that fail otherwise. */
+typedef uint32_t lk_wide16 __attribute__((vector_size(16), may_alias));
+typedef uint32_t lk_wide8 __attribute__((vector_size(8), may_alias));
+#else
+typedef uint4 lk_wide16;
+typedef uint2 lk_wide8;
+#endif
+
 /* Streaming: what is touched once must not push out of L2 what comes back. */
 LK_INLINE void load4(const float *p, float out[4])
 {
@@ -26,7 +35,9 @@ LK_INLINE void load4(const float *p, float out[4])
     out[2] = x.z;
     out[3] = x.w;
 #else
-    memcpy(out, p, sizeof(float[4]));
+    lk_wide16 x = *(const lk_wide16 *)p;
+
+    memcpy(out, &x, sizeof(x));
 #endif
 }
 
@@ -35,7 +46,10 @@ LK_INLINE void store4(float *p, const float in[4])
 #ifdef __CUDA_ARCH__
     __stcs((float4 *)p, make_float4(in[0], in[1], in[2], in[3]));
 #else
-    memcpy(p, in, sizeof(float[4]));
+    lk_wide16 x;
+
+    memcpy(&x, in, sizeof(x));
+    *(lk_wide16 *)p = x;
 #endif
 }
 
@@ -71,7 +85,9 @@ LK_INLINE void load4_bf16(const uint16_t *p, float out[4])
     pairs[0] = x.x;
     pairs[1] = x.y;
 #else
-    memcpy(pairs, p, sizeof(pairs));
+    lk_wide8 x = *(const lk_wide8 *)p;
+
+    memcpy(pairs, &x, sizeof(x));
 #endif
     LK_UNROLL
     for (size_t i = 0; i < 2; i++) {
@@ -87,7 +103,10 @@ LK_INLINE void store4_bf16(uint16_t *p, const float in[4])
 #ifdef __CUDA_ARCH__
     *(uint2 *)p = make_uint2(pairs[0], pairs[1]);
 #else
-    memcpy(p, pairs, sizeof(pairs));
+    lk_wide8 x;
+
+    memcpy(&x, pairs, sizeof(x));
+    *(lk_wide8 *)p = x;
 #endif
 }
 
@@ -103,7 +122,33 @@ LK_INLINE void load8_bf16(const uint16_t *p, float out[8])
     pairs[2] = x.z;
     pairs[3] = x.w;
 #else
-    memcpy(pairs, p, sizeof(pairs));
+    lk_wide16 x = *(const lk_wide16 *)p;
+
+    memcpy(pairs, &x, sizeof(x));
+#endif
+    LK_UNROLL
+    for (size_t i = 0; i < 4; i++) {
+        out[2 * i] = bits_float(pairs[i] << 16);
+        out[2 * i + 1] = bits_float(pairs[i] & 0xffff0000U);
+    }
+}
+
+/* With the default policy, for what is read again soon. */
+LK_INLINE void load8_bf16_kept(const uint16_t *p, float out[8])
+{
+    uint32_t pairs[4];
+
+#ifdef __CUDA_ARCH__
+    uint4 x = *(const uint4 *)p;
+
+    pairs[0] = x.x;
+    pairs[1] = x.y;
+    pairs[2] = x.z;
+    pairs[3] = x.w;
+#else
+    lk_wide16 x = *(const lk_wide16 *)p;
+
+    memcpy(pairs, &x, sizeof(x));
 #endif
     LK_UNROLL
     for (size_t i = 0; i < 4; i++) {
@@ -122,7 +167,10 @@ LK_INLINE void store8_bf16(uint16_t *p, const float in[8])
 #ifdef __CUDA_ARCH__
     *(uint4 *)p = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 #else
-    memcpy(p, pairs, sizeof(pairs));
+    lk_wide16 x;
+
+    memcpy(&x, pairs, sizeof(x));
+    *(lk_wide16 *)p = x;
 #endif
 }
 
@@ -208,6 +256,24 @@ LK_INLINE void write8_bf16(uint16_t *base, uint64_t at, uint64_t count, enum lk_
     for (size_t i = 0; i < 8; i++)
         if (at + i < count)
             base[at + i] = (uint16_t)round_bf16(in[i]);
+}
+
+/* As read4(), with the default policy, for what is read again soon. */
+LK_INLINE void read4_kept(const float *base, uint64_t at, uint64_t count, enum lk_width width,
+                          float out[4])
+{
+#ifdef __CUDA_ARCH__
+    if (width == LK_WHOLE) {
+        float4 x = *(const float4 *)(base + at);
+
+        out[0] = x.x;
+        out[1] = x.y;
+        out[2] = x.z;
+        out[3] = x.w;
+        return;
+    }
+#endif
+    read4(base, at, count, width, out);
 }
 
 #endif

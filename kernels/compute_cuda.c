@@ -3,7 +3,7 @@
 
 LK_API int lk_compute_load_all(void)
 {
-    static int (*const loads[])(void) = { lk_load_adamw };
+    static int (*const loads[])(void) = { lk_load_adamw, lk_load_swiglu, lk_load_norm };
     int result = lk_load_all();
 
     for (size_t i = 0; !result && i < sizeof(loads) / sizeof(*loads); i++)

@@ -25,6 +25,21 @@ static __device__ __forceinline__ bool is_last_block(uint32_t *counter)
     return last;
 }
 
+/* The sum over the block's threads, a power of two of them, as a tree; `sums` may be used again behind it. */
+static __device__ __forceinline__ float block_sum(float *sums, float mine)
+{
+    sums[threadIdx.x] = mine;
+    for (unsigned half = blockDim.x / 2; half; half /= 2) {
+        __syncthreads();
+        if (threadIdx.x < half)
+            sums[threadIdx.x] += sums[threadIdx.x + half];
+    }
+    __syncthreads();
+    mine = sums[0];
+    __syncthreads();
+    return mine;
+}
+
 static inline int load_kernels(const void *const *kernels, size_t n)
 {
     for (size_t i = 0; i < n; i++) {

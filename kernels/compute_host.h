@@ -14,13 +14,20 @@ int lk_compute_submit(void *stream, const char *name, void (*run)(void *arg), co
 
 static inline void host_use(const void *pointer, uint64_t bytes, bool write)
 {
-    if (pointer && bytes)
+    if (bytes)
         lk_host_use((uintptr_t)pointer, bytes, write);
+}
+
+/* What may be left out. */
+static inline void host_use_optional(const void *pointer, uint64_t bytes, bool write)
+{
+    if (pointer)
+        host_use(pointer, bytes, write);
 }
 
 static inline void host_use_scale(const struct lk_scale *scale)
 {
-    host_use(scale->device_value, scale->type == LK_FP32 ? 4 : 2, false);
+    host_use_optional(scale->device_value, scale->type == LK_FP32 ? 4 : 2, false);
 }
 
 #endif

@@ -64,7 +64,7 @@ static void use_tensors(const struct lk_adamw_launch *launch)
         host_use(entry->param, entry->count * 4, true);
         host_use(entry->m, entry->count * 4, true);
         host_use(entry->v, entry->count * 4, true);
-        host_use(entry->copy, entry->count * 2, true);
+        host_use_optional(entry->copy, entry->count * 2, true);
     }
 }
 

@@ -56,8 +56,49 @@ struct lk_adamw_launch {
 int lk_run_adamw_norm(const struct lk_adamw_launch *launch, void *stream);
 int lk_run_adamw_update(const struct lk_adamw_launch *launch, void *stream);
 
-/* Of the CUDA backend: loads its kernels on the current device. 0 or a cudaError_t. */
+/* ---- rows ----
+ * One block per row (backward of norms: per LK_NORM_PARTIALS-th row); a thread takes groups of LK_VECTOR columns. */
+
+/* Threads of a block for rows of this length: a power of two, since their sums are added as a tree. */
+static inline uint32_t lk_row_threads(uint64_t columns)
+{
+    uint32_t threads = 32;
+
+    while (threads < LK_BLOCK && (uint64_t)threads * LK_VECTOR < columns)
+        threads *= 2;
+    return threads;
+}
+
+struct lk_swiglu_launch {
+    struct lk_swiglu swiglu;
+    struct lk_swiglu_grads grads; /* forward: h alone */
+    uint32_t threshold;           /* of 65536 random numbers that many drop an element */
+    float kept;                   /* 1 / (1 - drop) */
+    uint32_t wide;                /* everything is aligned to groups */
+};
+
+int lk_run_swiglu_forward(const struct lk_swiglu_launch *launch, void *stream);
+int lk_run_swiglu_backward(const struct lk_swiglu_launch *launch, void *stream);
+
+/* Rows of partial sums of dgamma and dbeta: more blocks than any device runs at once would only cost memory traffic. */
+#define LK_NORM_PARTIALS UINT64_C(528)
+
+struct lk_norm_launch {
+    struct lk_norm norm;
+    struct lk_norm_forward forward;
+    struct lk_norm_backward backward;
+    uint32_t wide;
+    uint32_t
+        partials; /* rows of partial sums in the workspace (norm_slot()), each of 16 floats per group; 0: not wanted */
+};
+
+int lk_run_norm_forward(const struct lk_norm_launch *launch, void *stream);
+int lk_run_norm_backward(const struct lk_norm_launch *launch, void *stream);
+
+/* Of the CUDA backend: load their kernels on the current device. 0 or a cudaError_t. */
 int lk_load_adamw(void);
+int lk_load_swiglu(void);
+int lk_load_norm(void);
 
 #ifdef __cplusplus
 }

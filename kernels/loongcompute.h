@@ -99,6 +99,107 @@ int lk_adamw_step(const struct lk_adamw_plan *plan, const struct lk_adamw *adamw
 int lk_adamw_norm(const struct lk_adamw_plan *plan, const struct lk_adamw *adamw, void *stream);
 int lk_adamw_update(const struct lk_adamw_plan *plan, const struct lk_adamw *adamw, void *stream);
 
+/* ---- rows ----
+ *
+ * The functions below work on matrices of bf16 whose rows are contiguous; a stride counts elements from row to row. The
+ * stride of what is only read may be 0 (one row for all). rows < 2^31; columns > 0. Results are rounded to bf16 once,
+ * from fp32; bounds say what comes on top of that rounding. NaN and infinities propagate as they do in the formula. */
+
+/* ---- SwiGLU with dropout, behind one matrix product for gate and up ----
+ *
+ *     g = row_scale * z[:, 0 .. columns), u = row_scale * z[:, columns .. 2 * columns)
+ *     h = silu(g) * u * keep / (1 - drop)
+ *
+ * row_scale is what a folded RMSNorm leaves over: with the norm's weight in the matrix and z = x W, the normalised tensor
+ * is never written. Dropout: threshold = rint(65536 * drop), from which drop is meant; element (i, j) is kept if the 16
+ * random bits that struct lk_rng gives to its element i * round_up(columns, 8) + j are at least the threshold. The sum of
+ * offset and *device_offset is rounded down to a multiple of 8. Backward draws the same bits again: no mask is stored. Which
+ * elements are kept is exact. Bounds: forward 2^-16 * |h| + 2^-126 * |g * u| / (1 - drop);
+ * backward 2^-14 of the sum of the magnitudes of the terms of the derivative (and as much below 2^-110). */
+
+struct lk_swiglu {
+    const void *z; /* rows x (2 * columns) */
+    uint64_t z_stride;
+    const float *row_scale; /* one per row; NULL: 1 */
+    uint64_t rows, columns;
+    double drop; /* in [0, 1); 0: none, rng is not used */
+    struct lk_rng rng;
+};
+
+struct lk_swiglu_grads {
+    const void *dh; /* rows x columns */
+    uint64_t dh_stride;
+    void *dz; /* rows x (2 * columns): row_scale times the gradient of (g, u); may be z itself */
+    uint64_t dz_stride;
+    void *h; /* rows x columns: the forward result once more; NULL: not wanted */
+    uint64_t h_stride;
+    float *
+        row_dot; /* per row the sum of gradient of (g, u) times z, that is, of row_scale; NULL: not wanted */
+};
+
+int lk_swiglu_forward(const struct lk_swiglu *swiglu, void *h, uint64_t h_stride, void *stream);
+int lk_swiglu_backward(const struct lk_swiglu *swiglu, const struct lk_swiglu_grads *grads,
+                       void *stream);
+
+/* ---- RMSNorm and LayerNorm ----
+ *
+ *     s = x + residual (rounded to bf16, as it is stored)
+ *     LayerNorm: mean = mean of s, rstd = 1 / sqrt(mean of (s - mean)^2 + eps); RMSNorm: mean = 0
+ *     y = (s - mean) * rstd * (gamma + gamma_offset) + beta
+ *
+ * Forward can stop at the statistics (y NULL), which is what a norm that is folded into a matrix product needs. Sums of
+ * LayerNorm are taken around the row's first element, those of the variance around the mean: equal elements and a mean
+ * far beyond the deviation lose nothing. Backward takes s, mean and rstd of forward; sums over rows are added in a fixed
+ * order in two stages. Bounds: rstd 2^-18 of itself; the normalised value e = 2^-18 of itself + 2^-22 * |mean| * rstd,
+ * which the others inherit with 2^-14 of the sum of the magnitudes of their terms. */
+
+enum lk_norm_kind {
+    LK_RMS_NORM = 0,
+    LK_LAYER_NORM = 1,
+};
+
+struct lk_norm {
+    enum lk_norm_kind kind;
+    uint64_t rows, columns;
+    double eps;
+    enum lk_type weight_type; /* of gamma and beta: LK_FP32 or LK_BF16 */
+    const void *gamma;        /* NULL: 1 - gamma_offset */
+    const void *beta;         /* NULL: 0 */
+    float gamma_offset;       /* 1 for weights that are stored around 0 */
+    float *mean;              /* per row; NULL for RMSNorm */
+    float *rstd;              /* per row */
+};
+
+struct lk_norm_forward {
+    const void *x;
+    uint64_t x_stride;
+    const void *residual; /* NULL: none */
+    uint64_t residual_stride;
+    void *sum; /* s; NULL only without residual; may be x or residual itself */
+    uint64_t sum_stride;
+    void *y; /* NULL: statistics only */
+    uint64_t y_stride;
+};
+
+struct lk_norm_backward {
+    const void *s; /* what was normalised */
+    uint64_t s_stride;
+    const void *dy;
+    uint64_t dy_stride;
+    const void *ds; /* gradient that reaches s by another way, added to dx; NULL: none */
+    uint64_t ds_stride;
+    void *dx; /* may be dy or ds itself */
+    uint64_t dx_stride;
+    float *dgamma, *dbeta; /* fp32, overwritten; NULL: not wanted */
+    void *workspace;       /* lk_norm_workspace_bytes(); not used if neither is wanted */
+};
+
+size_t lk_norm_workspace_bytes(const struct lk_norm *norm);
+int lk_norm_forward(const struct lk_norm *norm, const struct lk_norm_forward *forward,
+                    void *stream);
+int lk_norm_backward(const struct lk_norm *norm, const struct lk_norm_backward *backward,
+                     void *stream);
+
 #ifdef __cplusplus
 }
 #endif
