@@ -4,7 +4,7 @@
  * graphs. Arguments: libloongkernels.so, libloongkernels-host.so, optionally --small.
  */
 #include "tests/check.h"
-#include "tests/kernels/compute.h"
+#include "tests/kernels/compute_rows.h"
 
 #include <cuda_runtime_api.h>
 #include <string.h>
@@ -210,6 +210,8 @@ int main(int argc, char **argv)
         fprintf(stderr, "lk_compute_load_all: %s\n", target.lib.lk_error_text(err));
     CHECK(err == 0 && strcmp(target.lib.lk_backend(), "cuda") == 0);
     check_adamw(&target);
+    check_swiglu(&target);
+    check_norm(&target);
     CHECK(adamw_fingerprint(&target) == adamw_fingerprint(&host));
     a_graph_replays_steps(&target);
     if (!target.small && has_room((size_t)40 << 30))

@@ -2,7 +2,7 @@
 #include "kernels/compute_adamw.h"
 #include "kernels/loongkernels_host.h"
 #include "tests/check.h"
-#include "tests/kernels/compute.h"
+#include "tests/kernels/compute_rows.h"
 
 #include <string.h>
 #include <sys/mman.h>
@@ -74,6 +74,8 @@ int main(int argc, char **argv)
     compute_open(&target, argv[1]);
     CHECK(strcmp(target.lib.lk_backend(), "host") == 0 && target.lib.lk_compute_load_all() == 0);
     check_adamw(&target);
+    check_swiglu(&target);
+    check_norm(&target);
     adamw_reaches_elements_beyond_2_32();
     return 0;
 }

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Matrices of bf16 for the tests of kernels that work on rows.
+ */
+#ifndef LC_TESTS_KERNELS_COMPUTE_ROWS_H
+#define LC_TESTS_KERNELS_COMPUTE_ROWS_H
+
+#include "tests/kernels/compute.h"
+
+#include <stdint.h>
+
+struct rows {
+    uint64_t rows, columns, stride;
+    struct memory memory;
+};
+
+enum filling {
+    FILL_RANDOM,  /* [-2, 2) */
+    FILL_LARGE,   /* some are sixty times as large */
+    FILL_EQUAL,   /* one value */
+    FILL_SHIFTED, /* 100 and a little */
+    FILLINGS,
+};
+
+/* stride 0 gives one row for all; shift in elements. */
+struct rows rows_new(const struct compute_target *t, uint64_t rows, uint64_t columns,
+                     uint64_t stride, size_t shift);
+void rows_fill(struct rows *rows, enum filling filling, uint64_t *state);
+uint16_t *rows_at(const struct rows *rows, uint64_t row);
+double rows_get(const struct rows *rows, uint64_t row, uint64_t column);
+
+/* Rounded to bf16 and within `bound` besides; a NaN is wanted as a NaN. */
+bool near_bf16(double got, double want, double bound);
+bool near_float(double got, double want, double bound);
+
+void check_swiglu(const struct compute_target *t);
+void check_norm(const struct compute_target *t);
+
+#endif
