@@ -16,11 +16,12 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SHOWN_LINES = 60  # of the output of a failed test
 
-# Seconds that a suite may take on two cores, without sanitizers. A suite over its budget is named; at twice
-# the budget it is stopped, which is a failure.
+# Seconds that a suite may take on two idle cores, without sanitizers. A suite over its budget is named. Suites and tests
+# are stopped, which is a failure, only when they must be hanging: other people's machines are busy.
+STOP_FACTOR, STOP_EXTRA = 4, 120
 BUDGETS = {
     "unit": 30, "headers": 30, "symbols": 30, "lint": 300, "fuzz": 30, "interpose": 120, "cli": 90, "kernels": 60,
-    "control": 60, "topology": 20, "model": 120, "rig": 180, "perf": 120, "roce": 180, "pytorch": 300, "gpu": 600,
+    "control": 90, "topology": 60, "plugin": 120, "model": 120, "rig": 180, "perf": 120, "roce": 180, "pytorch": 300, "gpu": 600,
 }
 DEFAULT_BUDGET = 60
 SOAK_FACTOR = 20
@@ -121,13 +122,13 @@ def run_suite(name, config, suite, soak, totals):
     log = ROOT / config.folder / "meson-logs" / f"testlog-{suite}.json"
     log.unlink(missing_ok=True)
     command = ["meson", "test", "-C", config.folder, "--no-rebuild", "--quiet", "--suite", suite,
-               "--logbase", f"testlog-{suite}", "--timeout-multiplier", str(factor)]
+               "--logbase", f"testlog-{suite}", "--timeout-multiplier", str(STOP_FACTOR * factor)]
     begin = time.monotonic()
     child = subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, text=True,
                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
     stopped = False
     try:
-        said = child.communicate(timeout=2 * budget)[0]
+        said = child.communicate(timeout=STOP_FACTOR * budget + STOP_EXTRA)[0]
     except subprocess.TimeoutExpired:
         stopped = True
         child.send_signal(signal.SIGINT)  # meson then ends its tests and writes its log
@@ -140,7 +141,7 @@ def run_suite(name, config, suite, soak, totals):
     results = read_results(log)
     kinds = count(results, label, totals)
     if stopped:
-        totals.fail(f"stopped: {label} at twice its budget of {budget} s")
+        totals.fail(f"stopped: {label} far beyond its budget of {budget} s")
     elif not results or (child.returncode != 0 and not kinds["failed"]):
         totals.fail(f"failed: {label}: meson test ended with {child.returncode}\n{said}")
     elif took > budget:
