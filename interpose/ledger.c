@@ -20,7 +20,7 @@ static const struct {
     [LC_CAST_BF16] = { "cast",   "bf16-wire"             },
     [LC_PACKED] = { "packed", "grouped"               },
     [LC_RINGS] = { "rings",  "two-shot"              },
-    [LC_RINGS_BF16] = { "rings",  "two-shot-bf16-wire"   },
+    [LC_RINGS_BF16] = { "rings",  "two-shot-bf16-wire"    },
     [LC_RINGS_LINES] = { "rings",  "one-shot"              },
 };
 
