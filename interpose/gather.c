@@ -664,7 +664,7 @@ static ncclResult_t start_rings(struct lc_gather *gather, struct batch ***last,
         result = lc_agree_error(next->op.comm->agree);
         if (result == ncclSuccess)
             **last = collect(gather, (size_t)(next - gather->items), &result);
-        if (result != ncclSuccess)
+        if (result != ncclSuccess || !**last)
             break;
         result = start(**last, real);
         *last = &(**last)->next;

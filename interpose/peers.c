@@ -426,10 +426,10 @@ static bool somebody_has_failed(const struct lc_peers *peers)
 static uint32_t share_of_device(const struct lc_peers *peers)
 {
     const struct lk_ring_shape *shape = &peers->rings.shape;
-    uint32_t sharers = 0;
+    uint32_t sharers = 1;
 
     for (uint32_t r = 0; r < shape->ranks; r++)
-        sharers += strcmp(peers->offers[r].gpu, peers->offers[peers->rings.rank].gpu) == 0;
+        sharers += r != peers->rings.rank && strcmp(peers->offers[r].gpu, peers->offers[peers->rings.rank].gpu) == 0;
     return shape->channels / sharers > 1 ? shape->channels / sharers : 1;
 }
 

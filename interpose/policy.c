@@ -11,11 +11,17 @@ static bool is_reducible_type(ncclDataType_t type)
     return type == ncclFloat32 || type == ncclBfloat16 || type == ncclFloat16;
 }
 
+static bool has_factor_for(const struct lc_op *op, const struct lc_redop *redop)
+{
+    return redop->kind != LC_REDOP_OTHER &&
+           (redop->kind != LC_REDOP_PREMUL || redop->type == op->type);
+}
+
 static bool can_cast(const struct lc_op *op, const struct lc_situation *now,
                      const struct lc_config *config)
 {
     return config->allreduce_wire != LC_WIRE_DATA && op->type == ncclFloat32 &&
-           now->redop.kind != LC_REDOP_OTHER;
+           has_factor_for(op, &now->redop);
 }
 
 /* Operations that the program made live shorter than the group: PyTorch destroys them behind the call. */
@@ -41,7 +47,7 @@ bool lc_policy_one_shot(const struct lc_config *config, size_t bytes, size_t mos
 static bool takes_rings(const struct lc_op *op, const struct lc_situation *now, bool cuts_bytes,
                         const struct lc_config *config)
 {
-    if (!now->rings || !is_reducible_type(op->type) || now->redop.kind == LC_REDOP_OTHER ||
+    if (!now->rings || !is_reducible_type(op->type) || !has_factor_for(op, &now->redop) ||
         op->count == 0 || (op->type != ncclFloat32 && config->exact == LC_EXACT_NCCL))
         return false;
     return config->peer == LC_PEER_FORCE || (config->peer == LC_PEER_AUTO && cuts_bytes);

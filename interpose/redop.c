@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "interpose/redop.h"
 
+#include "kernels/value_internal.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,18 +12,31 @@ struct lc_redop_slot {
     struct lc_redop op;
 };
 
-/* A factor in host memory is copied at the call, as NCCL does; only fp32 ones are used on the host. */
+static float widen(const void *scalar, ncclDataType_t type)
+{
+    uint16_t bits;
+    float value;
+
+    if (type == ncclFloat32) {
+        memcpy(&value, scalar, sizeof(value));
+        return value;
+    }
+    memcpy(&bits, scalar, sizeof(bits));
+    return type == ncclFloat16 ? widen_fp16(bits) : widen_bf16(bits);
+}
+
+/* A factor in host memory is copied at the call, as NCCL does. */
 static bool describe(const void *scalar, ncclDataType_t type, ncclScalarResidence_t residence,
                      struct lc_redop *out)
 {
     *out = (struct lc_redop){ .kind = LC_REDOP_PREMUL, .type = type };
+    if (type != ncclFloat32 && type != ncclFloat16 && type != ncclBfloat16)
+        return false;
     if (residence == ncclScalarDevice)
         out->device_value = scalar;
-    else if (type == ncclFloat32)
-        memcpy(&out->value, scalar, sizeof(out->value));
     else
-        return false;
-    return type == ncclFloat32;
+        out->value = widen(scalar, type);
+    return true;
 }
 
 static int grow(struct lc_redops *ops)

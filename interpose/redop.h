@@ -20,7 +20,7 @@ enum lc_redop_kind {
 struct lc_redop {
     enum lc_redop_kind kind;
     ncclDataType_t type;      /* of the factor, PREMUL only */
-    float value;              /* factor, unless it is on the device */
+    float value;              /* factor in fp32, unless it is on the device */
     const void *device_value; /* read in stream order */
 };
 

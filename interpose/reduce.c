@@ -299,6 +299,7 @@ struct lk_scale lc_scale_of(const struct lc_redop *redop, int ranks)
     if (redop->kind == LC_REDOP_PREMUL) {
         scale.value = redop->value;
         scale.device_value = redop->device_value;
+        scale.type = lc_lk_type(redop->type);
     }
     return scale;
 }

@@ -222,8 +222,8 @@ static void start_fetch(struct lc_fetch *fetch)
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     struct lc_wanted wanted = { .id = lc_room_id(fetch->room), .rank = fetch->rank };
     socklen_t length = sizeof(struct ucred);
+    struct ucred peer = { .uid = (uid_t)-1 };
     struct sockaddr_un addr;
-    struct ucred peer;
     int err = 0;
 
     if (fd < 0) {

@@ -89,6 +89,21 @@ static void until_agreed(const float *send, float *recv, ncclComm_t comm, cudaSt
         meeting_wait(meeting, n);
     }
     CHECK(said_count("rings of") == (peer && strcmp(peer, "force") == 0 ? n : 0));
+    if (getenv("LOONGCOMM_STAGING_MAX"))
+        CHECK(said_count("more than LOONGCOMM_STAGING_MAX leaves") > 0);
+}
+
+/* With REDUCTIONS_NODES ranks take turns to be on different machines. */
+static ncclComm_t on_its_node(int rank, int n)
+{
+    const char *nodes = getenv("REDUCTIONS_NODES");
+    char name[32];
+
+    if (nodes) {
+        (void)snprintf(name, sizeof(name), "node%d", rank % atoi(nodes));
+        CHECK(setenv("LOONGCOMM_HOSTID", name, 1) == 0);
+    }
+    return comm_up(meeting, rank, n);
 }
 
 static int rank_main(int rank, int n, void *arg)
@@ -97,7 +112,7 @@ static int rank_main(int rank, int n, void *arg)
     const char *wire = getenv("LOONGCOMM_ALLREDUCE_WIRE");
     bool is_wire = wire && strncmp(wire, "bf16", 4) == 0;
     bool accurate = wire && strcmp(wire, "bf16-accurate") == 0;
-    ncclComm_t comm = comm_up(meeting, rank, n);
+    ncclComm_t comm = on_its_node(rank, n);
     cudaStream_t stream = stream_up();
     ncclRedOp_t premul;
     float *send, *recv, factor = 0.25f;
