@@ -67,6 +67,23 @@ static __device__ __forceinline__ uint32_t narrow_pair(float low, float high)
     return pair;
 }
 
+/* The same in fp16; a NaN becomes 0x7fff. */
+static __device__ __forceinline__ uint32_t narrow_half_pair(float low, float high)
+{
+    uint32_t pair;
+
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+static __device__ __forceinline__ float widen_half(uint32_t bits)
+{
+    float x;
+
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(static_cast<uint16_t>(bits)));
+    return x;
+}
+
 static __device__ __forceinline__ float widen_low(uint32_t pair)
 {
     return __uint_as_float(pair << 16);

@@ -1,0 +1,533 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the data warps of the two-shot kernels do with a job, for each type. Granules that lie in one tensor, whole and
+ * aligned, go the fast way, several at a time; at borders of tensors and for unaligned ones each lane looks for its own
+ * pack.
+ */
+#ifndef LK_CUDA_RINGS_BODY_CUH
+#define LK_CUDA_RINGS_BODY_CUH
+
+#include "kernels/cuda_rings_pipeline.cuh"
+#include "kernels/cuda_rings_values.cuh"
+
+namespace lk_rings_device
+{
+
+/* Warps of each role, after one control warp for each, and granules that a warp moves at once: with 512 threads in at most
+ * 64 registers about 16, 21 and 8 KB of loads under way. */
+template <uint32_t Send, uint32_t Reduce, uint32_t Take> struct warp_roles {
+    static constexpr uint32_t send = Send, reduce = Reduce, take = Take;
+    static constexpr uint32_t warps = ROLES + Send + Reduce + Take;
+    static constexpr uint32_t threads = 32 * warps;
+    static constexpr uint32_t send_ahead = 4, reduce_ahead = 2, take_ahead = 8;
+};
+
+/* Where one pack's elements lie. */
+struct piece {
+    uint64_t in;
+    uint64_t out;
+    uint32_t count; /* fewer than a pack's at the end of a tensor; 0: behind the space */
+};
+
+/* The lists and scalars as one thread sees them. */
+template <class V, class Args> struct data {
+    using element = typename V::element;
+    const Args &args;
+    draws random;
+    float pre;
+    uint32_t lane;
+    uint32_t hint; /* entry that was found last */
+
+    __device__ explicit data(const Args &a) : args(a), lane(threadIdx.x % 32), hint(0)
+    {
+        const lk_ring_head &h = args.head;
+
+        pre = scale_value(h.pre, static_cast<lk_type>(h.pre_type), h.pre_pointer);
+        random.seed = h.seed;
+        random.index = h.index + (h.device_offset ? *h.device_offset : 0);
+    }
+
+    __device__ __forceinline__ uint32_t end_of(uint32_t entry) const
+    {
+        return entry + 1 < args.head.n ? args.entries[entry + 1].first : args.head.packs;
+    }
+    /* The entry of a pack of the space. */
+    __device__ __forceinline__ uint32_t find(uint32_t pack, uint32_t guess) const
+    {
+        uint32_t low = 0;
+        uint32_t high = args.head.n;
+
+        if (args.entries[guess].first <= pack && pack < end_of(guess))
+            return guess;
+        while (high - low > 1) {
+            uint32_t middle = (low + high) / 2;
+
+            if (args.entries[middle].first <= pack)
+                low = middle;
+            else
+                high = middle;
+        }
+        return low;
+    }
+    __device__ __forceinline__ uint64_t in_address(const lk_ring_entry &e, uint32_t part,
+                                                   uint64_t at) const
+    {
+        uint64_t stride = args.head.stride ? args.head.stride : e.count;
+
+        return e.in + (part * stride + at) * sizeof(element);
+    }
+    __device__ __forceinline__ uint64_t out_address(const lk_ring_entry &e, uint64_t at) const
+    {
+        return e.out + at * sizeof(element);
+    }
+
+    /* True if all of `packs` packs from `pack` on lie in the tensor of the first, whole, and at 16-byte borders of what
+     * is read (Reads) and written (Writes). All lanes ask the same. */
+    template <bool Reads, bool Writes>
+    __device__ __forceinline__ bool plain(uint32_t pack, uint32_t packs, uint32_t part, piece *out)
+    {
+        hint = find(pack, hint);
+        const lk_ring_entry &e = args.entries[hint];
+        uint64_t at = static_cast<uint64_t>(pack - e.first) * V::pack;
+
+        out->in = in_address(e, part, at);
+        out->out = out_address(e, at);
+        return at + static_cast<uint64_t>(packs) * V::pack <= e.count &&
+               ((Reads ? out->in : 0) | (Writes ? out->out : 0)) % 16 == 0;
+    }
+
+    /* The pack of this lane alone. */
+    __device__ __forceinline__ piece single(uint32_t pack, uint32_t end, uint32_t part) const
+    {
+        piece p = { 0, 0, 0 };
+
+        if (pack < end) {
+            const lk_ring_entry &e = args.entries[find(pack, hint)];
+            uint64_t at = static_cast<uint64_t>(pack - e.first) * V::pack;
+            uint64_t left = e.count - at;
+
+            p.in = in_address(e, part, at);
+            p.out = out_address(e, at);
+            p.count = left < V::pack ? static_cast<uint32_t>(left) : V::pack;
+        }
+        return p;
+    }
+    __device__ __forceinline__ void load_single(const piece &p, float x[V::pack]) const
+    {
+        const element *in = reinterpret_cast<const element *>(p.in);
+
+        if (p.count == V::pack && p.in % 16 == 0) {
+            V::load_pack(in, x);
+            return;
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < V::pack; i++)
+            x[i] = i < p.count ? V::load_one(in + i) : 0;
+    }
+    __device__ __forceinline__ void store_single(const piece &p, const uint4 &wire) const
+    {
+        element *out = reinterpret_cast<element *>(p.out);
+
+        if (p.count == V::pack && p.out % 16 == 0) {
+            V::store_pack(out, wire);
+            return;
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < V::pack; i++)
+            if (i < p.count)
+                V::store_one_of(out + i, wire, i);
+    }
+
+    /* This lane's contribution, as it travels. What is behind the tensor's end stays zero, whatever the factor. */
+    __device__ __forceinline__ uint4 contribution(float x[V::pack], uint32_t pack,
+                                                  uint32_t count) const
+    {
+#pragma unroll
+        for (uint32_t i = 0; i < V::pack; i++)
+            x[i] = i < count ? multiply(x[i], pre) : 0;
+        return V::to_wire(x, random, static_cast<uint64_t>(pack) * V::pack);
+    }
+    __device__ __forceinline__ uint4 result(float sum[V::pack], uint32_t pack, uint32_t count) const
+    {
+        float post = args.head.post;
+
+#pragma unroll
+        for (uint32_t i = 0; i < V::pack; i++)
+            sum[i] = i < count ? V::result(sum[i], post) : 0;
+        return V::to_wire(sum, random, LK_RESULT_DRAWS + static_cast<uint64_t>(pack) * V::pack);
+    }
+};
+
+__device__ __forceinline__ bool any_bit(const uint4 &w)
+{
+    return __any_sync(ALL_LANES, (w.x | w.y | w.z | w.w) != 0) != 0;
+}
+
+/* Address of this lane's pack of a slot's granule. */
+template <class V>
+__device__ __forceinline__ uint64_t slot_pack(uint64_t slot, uint32_t granule, uint32_t lane)
+{
+    return slot + granule * LK_GRANULE + V::lane_pack(lane) * LK_PACK_BYTES;
+}
+
+template <class V, class Args> struct send_work : data<V, Args> {
+    using base = data<V, Args>;
+    using base::lane;
+
+    __device__ explicit send_work(const Args &a) : base(a)
+    {
+    }
+
+    __device__ __forceinline__ uint32_t put(const job &j, uint32_t granule, const uint4 &wire) const
+    {
+        if (!any_bit(wire))
+            return 0;
+        store_slot(slot_pack<V>(j.slot, granule, lane), wire);
+        return 1U << granule;
+    }
+
+    template <uint32_t Count>
+    __device__ __forceinline__ uint32_t fast(const job &j, uint32_t granule, const piece &p)
+    {
+        const typename V::element *in = reinterpret_cast<const typename V::element *>(p.in);
+        uint32_t pack = j.first + granule * granule_packs + V::lane_pack(lane);
+        typename V::raw raw[Count];
+        uint32_t mask = 0;
+
+#pragma unroll
+        for (uint32_t i = 0; i < Count; i++)
+            raw[i] = V::load(in + i * granule_packs * V::pack, lane);
+#pragma unroll
+        for (uint32_t i = 0; i < Count; i++) {
+            float x[V::pack];
+
+            V::spread(raw[i], lane, x);
+            mask |= put(j, granule + i, this->contribution(x, pack + i * granule_packs, V::pack));
+        }
+        return mask;
+    }
+
+    __device__ __forceinline__ uint32_t slow(const job &j, uint32_t granule)
+    {
+        uint32_t pack = j.first + granule * granule_packs + V::lane_pack(lane);
+        piece p = this->single(pack, j.first + j.packs, j.part);
+        float x[V::pack];
+
+        this->load_single(p, x);
+        return put(j, granule, this->contribution(x, pack, p.count));
+    }
+
+    template <uint32_t Ahead>
+    __device__ __forceinline__ uint32_t batch_of(const job &j, uint32_t granule, uint32_t count)
+    {
+        uint32_t pack = j.first + granule * granule_packs;
+        uint32_t mask = 0;
+        piece p;
+
+        if (count == Ahead &&
+            this->template plain<true, false>(pack, Ahead * granule_packs, j.part, &p))
+            return fast<Ahead>(j, granule, p);
+#pragma unroll 1
+        for (uint32_t i = 0; i < count; i++)
+            if (this->template plain<true, false>(pack + i * granule_packs, granule_packs, j.part,
+                                                  &p))
+                mask |= fast<1>(j, granule + i, p);
+            else
+                mask |= slow(j, granule + i);
+        return mask;
+    }
+};
+
+/* Two ranks have a way of their own: their order does not matter, and there is one peer to wait for. With more the loads of
+ * up to four peers are under way at once instead of several granules. */
+template <class V, class Args> struct reduce_work : data<V, Args> {
+    using base = data<V, Args>;
+    using base::args;
+    using base::lane;
+    static constexpr uint32_t peers_ahead = 2 / V::weight;
+    static constexpr uint32_t granule_elements = granule_packs * V::pack;
+    using element = typename V::element;
+
+    __device__ explicit reduce_work(const Args &a) : base(a)
+    {
+    }
+
+    __device__ __forceinline__ uint4 fetch(const job &j, uint32_t granule, uint32_t r) const
+    {
+        const lk_ring_shape &s = args.head.rings.shape;
+        uint64_t stride = static_cast<uint64_t>(s.channels) * s.slots * LK_SLOT_BYTES;
+
+        if (j.live[r] >> granule & 1)
+            return load_slot(slot_pack<V>(j.slot + r * stride, granule, lane));
+        return make_uint4(0, 0, 0, 0);
+    }
+
+    __device__ __forceinline__ void scale(float x[V::pack]) const
+    {
+#pragma unroll
+        for (uint32_t k = 0; k < V::pack; k++)
+            x[k] = multiply(x[k], this->pre);
+    }
+
+    /* sum = everybody's contribution in the order of the ranks. */
+    __device__ __forceinline__ void add_all(const job &j, uint32_t granule,
+                                            const float own[V::pack], float sum[V::pack]) const
+    {
+        uint32_t me = args.head.rings.rank, ranks = args.head.rings.shape.ranks;
+
+#pragma unroll 1
+        for (uint32_t first = 0; first < ranks; first += peers_ahead) {
+            uint4 wire[peers_ahead];
+
+#pragma unroll
+            for (uint32_t i = 0; i < peers_ahead; i++)
+                if (first + i < ranks && first + i != me)
+                    wire[i] = fetch(j, granule, first + i);
+#pragma unroll
+            for (uint32_t i = 0; i < peers_ahead; i++) {
+                float x[V::pack];
+
+                if (first + i >= ranks)
+                    break;
+                V::from_wire(wire[i], x);
+#pragma unroll
+                for (uint32_t k = 0; k < V::pack; k++) {
+                    float value = first + i == me ? own[k] : x[k];
+
+                    sum[k] = first + i ? add(sum[k], value) : value;
+                }
+            }
+        }
+    }
+
+    __device__ __forceinline__ uint32_t put(const job &j, uint32_t granule, const uint4 &wire) const
+    {
+        const lk_rings &rings = args.head.rings;
+        uint64_t at = slot_pack<V>(j.out_slot, granule, lane);
+
+        if (args.head.work != LK_WORK_ALL_REDUCE || !any_bit(wire))
+            return 0;
+#pragma unroll 1
+        for (uint32_t r = 0; r < rings.shape.ranks; r++)
+            if (r != rings.rank)
+                store_slot(reinterpret_cast<uint64_t>(rings.segments[r]) + at, wire);
+        return 1U << granule;
+    }
+
+    template <uint32_t Count>
+    __device__ __forceinline__ uint32_t fast_pair(const job &j, uint32_t granule, const piece &p)
+    {
+        const element *in = reinterpret_cast<const element *>(p.in);
+        element *out = reinterpret_cast<element *>(p.out);
+        uint32_t pack = j.first + granule * granule_packs + V::lane_pack(lane);
+        typename V::raw raw[Count];
+        uint4 wire[Count];
+        uint32_t mask = 0;
+
+#pragma unroll
+        for (uint32_t i = 0; i < Count; i++)
+            raw[i] = V::load(in + i * granule_elements, lane);
+#pragma unroll
+        for (uint32_t i = 0; i < Count; i++)
+            wire[i] = fetch(j, granule + i, 1 - args.head.rings.rank);
+#pragma unroll
+        for (uint32_t i = 0; i < Count; i++) {
+            float sum[V::pack], x[V::pack];
+
+            V::spread(raw[i], lane, sum);
+            scale(sum);
+            V::from_wire(wire[i], x);
+#pragma unroll
+            for (uint32_t k = 0; k < V::pack; k++)
+                sum[k] = add(sum[k], x[k]);
+
+            uint4 rounded = this->result(sum, pack + i * granule_packs, V::pack);
+
+            mask |= put(j, granule + i, rounded);
+            V::store(out + i * granule_elements, lane, rounded);
+        }
+        return mask;
+    }
+
+    __device__ __forceinline__ uint32_t fast(const job &j, uint32_t granule, const piece &p)
+    {
+        uint32_t pack = j.first + granule * granule_packs + V::lane_pack(lane);
+        float own[V::pack], sum[V::pack];
+
+        V::spread(V::load(reinterpret_cast<const element *>(p.in), lane), lane, own);
+        scale(own);
+        add_all(j, granule, own, sum);
+
+        uint4 rounded = this->result(sum, pack, V::pack);
+
+        V::store(reinterpret_cast<element *>(p.out), lane, rounded);
+        return put(j, granule, rounded);
+    }
+
+    __device__ __forceinline__ uint32_t slow(const job &j, uint32_t granule)
+    {
+        uint32_t pack = j.first + granule * granule_packs + V::lane_pack(lane);
+        piece p = this->single(pack, j.first + j.packs, j.part);
+        float own[V::pack], sum[V::pack];
+
+        this->load_single(p, own);
+        scale(own);
+        add_all(j, granule, own, sum);
+
+        uint4 rounded = this->result(sum, pack, p.count);
+
+        this->store_single(p, rounded);
+        return put(j, granule, rounded);
+    }
+
+    template <uint32_t Ahead>
+    __device__ __forceinline__ uint32_t batch_of(const job &j, uint32_t granule, uint32_t count)
+    {
+        uint32_t pack = j.first + granule * granule_packs;
+        uint32_t mask = 0;
+        piece p;
+
+        if (count == Ahead && args.head.rings.shape.ranks == 2 &&
+            this->template plain<true, true>(pack, Ahead * granule_packs, j.part, &p))
+            return fast_pair<Ahead>(j, granule, p);
+#pragma unroll 1
+        for (uint32_t i = 0; i < count; i++)
+            if (this->template plain<true, true>(pack + i * granule_packs, granule_packs, j.part,
+                                                 &p))
+                mask |= fast(j, granule + i, p);
+            else
+                mask |= slow(j, granule + i);
+        return mask;
+    }
+};
+
+template <class V, class Args> struct take_work : data<V, Args> {
+    using base = data<V, Args>;
+    using base::lane;
+
+    __device__ explicit take_work(const Args &a) : base(a)
+    {
+    }
+
+    __device__ __forceinline__ uint4 get(const job &j, uint32_t granule) const
+    {
+        if (j.live[0] >> granule & 1)
+            return load_slot(slot_pack<V>(j.slot, granule, lane));
+        return make_uint4(0, 0, 0, 0);
+    }
+
+    template <uint32_t Count>
+    __device__ __forceinline__ void fast(const job &j, uint32_t granule, const piece &p)
+    {
+        typename V::element *out = reinterpret_cast<typename V::element *>(p.out);
+        uint4 wire[Count];
+
+#pragma unroll
+        for (uint32_t i = 0; i < Count; i++)
+            wire[i] = get(j, granule + i);
+#pragma unroll
+        for (uint32_t i = 0; i < Count; i++)
+            V::store(out + i * granule_packs * V::pack, lane, wire[i]);
+    }
+
+    template <uint32_t Ahead>
+    __device__ __forceinline__ uint32_t batch_of(const job &j, uint32_t granule, uint32_t count)
+    {
+        uint32_t pack = j.first + granule * granule_packs;
+        piece p;
+
+        if (count == Ahead &&
+            this->template plain<false, true>(pack, Ahead * granule_packs, 0, &p)) {
+            fast<Ahead>(j, granule, p);
+            return 0;
+        }
+#pragma unroll 1
+        for (uint32_t i = 0; i < count; i++) {
+            uint32_t first = pack + i * granule_packs;
+
+            if (this->template plain<false, true>(first, granule_packs, 0, &p))
+                fast<1>(j, granule + i, p);
+            else
+                this->store_single(this->single(first + V::lane_pack(lane), j.first + j.packs, 0),
+                                   get(j, granule + i));
+        }
+        return 0;
+    }
+};
+
+/* Batches of at most Ahead granules, fewer where the tiles are too small to give every warp such a one. */
+template <uint32_t Ahead, class Work> struct batches : Work {
+    template <class Args> __device__ explicit batches(const Args &a) : Work(a)
+    {
+    }
+    __device__ __forceinline__ uint32_t batch(const job &j, uint32_t granule, uint32_t count)
+    {
+        return this->template batch_of<Ahead>(j, granule, count);
+    }
+    __device__ __forceinline__ uint32_t span(uint32_t warps) const
+    {
+        uint32_t share = (this->args.head.tile_granules + warps - 1) / warps;
+
+        return share < Ahead ? share : Ahead;
+    }
+};
+
+template <class Work, class Args>
+__device__ __forceinline__ void run_warp(const Args &args, pipeline *p, uint32_t warp,
+                                         uint32_t warps)
+{
+    Work work(args);
+
+    move_jobs(&work, p, warp, warps, work.span(warps));
+}
+
+template <class R> __device__ __forceinline__ void init_pipelines(pipeline *pipelines)
+{
+    const uint32_t warps[ROLES] = { R::send, R::reduce, R::take };
+
+    if (threadIdx.x == 0) {
+        for (uint32_t role = 0; role < ROLES; role++) {
+            for (uint32_t i = 0; i < depth; i++) {
+                barrier_init(&pipelines[role].full[i], 1);
+                barrier_init(&pipelines[role].done[i], warps[role]);
+            }
+        }
+    }
+    __syncthreads();
+}
+
+/* All of a CTA. */
+template <class V, class R, class Args>
+__device__ __forceinline__ void run_cta(const Args &args, pipeline *pipelines, uint32_t cta,
+                                        uint32_t ctas)
+{
+    uint32_t warp = threadIdx.x / 32;
+
+    init_pipelines<R>(pipelines);
+    if (warp < ROLES) {
+        call<Args> c(args, cta, ctas);
+
+        if (warp == ROLE_SEND)
+            control(c, send_role<call<Args>>{ { c } }, &pipelines[ROLE_SEND]);
+        else if (warp == ROLE_REDUCE)
+            control(c, reduce_role<call<Args>>{ c }, &pipelines[ROLE_REDUCE]);
+        else if (c.gathers)
+            control(c, take_role<call<Args>>{ { c } }, &pipelines[ROLE_TAKE]);
+        return;
+    }
+    warp -= ROLES;
+    if (warp < R::send) {
+        run_warp<batches<R::send_ahead / V::weight, send_work<V, Args>>>(
+            args, &pipelines[ROLE_SEND], warp, R::send);
+    } else if (warp < R::send + R::reduce) {
+        run_warp<batches<R::reduce_ahead / V::weight, reduce_work<V, Args>>>(
+            args, &pipelines[ROLE_REDUCE], warp - R::send, R::reduce);
+    } else if (args.head.work == LK_WORK_ALL_REDUCE) {
+        run_warp<batches<R::take_ahead, take_work<V, Args>>>(args, &pipelines[ROLE_TAKE],
+                                                             warp - R::send - R::reduce, R::take);
+    }
+}
+
+} // namespace lk_rings_device
+
+#endif
