@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/list_internal.h"
+#include "kernels/rings_internal.h"
 
 #include <cuda_runtime_api.h>
 #include <errno.h>
@@ -24,6 +25,8 @@ LK_API const char *lk_error_text(int result)
 {
     if (result == -EINVAL)
         return "invalid argument or forbidden overlap";
+    if (result == -ENOTSUP)
+        return "not supported by this device";
     return result < 0 ? "unknown error" : cudaGetErrorString((cudaError_t)result);
 }
 
@@ -38,7 +41,9 @@ LK_API int lk_load_all(void)
     if (driver < DRIVER_NEEDED)
         return cudaErrorInsufficientDriver;
     result = lk_load_lists();
-    return result ? result : lk_load_sum();
+    if (!result)
+        result = lk_load_sum();
+    return result ? result : lk_load_rings();
 }
 
 static const struct {

@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The kernels of the rings and their launches.
+ */
+#include "kernels/cuda_rings_lines.cuh"
+
+#include <cerrno>
+#include <cstddef>
+
+using namespace lk_rings_device;
+
+namespace
+{
+
+using roles = warp_roles<4, 7, 2>;
+constexpr uint32_t line_threads = 512;
+
+static_assert(roles::threads == 512, "co-residency is planned with 512 threads a CTA");
+static_assert(sizeof(ring_args<LK_RING_SMALL>) <= 1024, "small size class");
+static_assert(sizeof(ring_args<LK_RING_MAX>) <= 32764, "large size class");
+static_assert(offsetof(lk_ring_launch, entries) == sizeof(lk_ring_head),
+              "a launch is the argument in one piece");
+
+/* Two CTAs a multiprocessor: at most 64 registers. */
+template <class V, unsigned N>
+__global__ void __launch_bounds__(roles::threads, 2)
+    lk_rings_kernel(const __grid_constant__ ring_args<N> args)
+{
+    __shared__ pipeline pipelines[ROLES];
+
+    run_cta<V, roles>(args, pipelines, blockIdx.x, gridDim.x);
+}
+
+template <class V, unsigned N>
+__global__ void __launch_bounds__(line_threads, 2)
+    lk_lines_kernel(const __grid_constant__ ring_args<N> args)
+{
+    run_lines<V>(args, blockIdx.x, gridDim.x, blockDim.x);
+}
+
+/* Two size classes: each is a kernel of its own, and they take long to compile. */
+struct kernel_set {
+    const void *small, *large;
+};
+
+template <class V> kernel_set two_shot()
+{
+    return { reinterpret_cast<const void *>(lk_rings_kernel<V, LK_RING_SMALL>),
+             reinterpret_cast<const void *>(lk_rings_kernel<V, LK_RING_MAX>) };
+}
+
+template <class V> kernel_set one_shot()
+{
+    return { reinterpret_cast<const void *>(lk_lines_kernel<V, LK_RING_SMALL>),
+             reinterpret_cast<const void *>(lk_lines_kernel<V, LK_RING_MAX>) };
+}
+
+enum kind {
+    FP32,
+    BF16,
+    FP16,
+    NARROWED,
+    NARROWED_STOCHASTIC,
+    KINDS,
+};
+
+kind kind_of(const lk_ring_head &h)
+{
+    if (h.wire == h.type)
+        return h.type == LK_FP32 ? FP32 : h.type == LK_BF16 ? BF16 : FP16;
+    return h.rounding == LK_STOCHASTIC ? NARROWED_STOCHASTIC : NARROWED;
+}
+
+/* Nothing narrows in a one-shot call. */
+kernel_set find_set(kind k, bool lines)
+{
+    switch (k) {
+    case FP32: return lines ? one_shot<value_fp32>() : two_shot<value_fp32>();
+    case BF16: return lines ? one_shot<value_16<false>>() : two_shot<value_16<false>>();
+    case FP16: return lines ? one_shot<value_16<true>>() : two_shot<value_16<true>>();
+    case NARROWED: return lines ? kernel_set{} : two_shot<value_fp32_bf16<false>>();
+    case NARROWED_STOCHASTIC: return lines ? kernel_set{} : two_shot<value_fp32_bf16<true>>();
+    default: return {};
+    }
+}
+
+/* Memory of other devices is waited for by this kernel's fences alone, and not by those of kernels beside it. */
+unsigned set_domain(cudaLaunchAttribute *attribute)
+{
+    int device = 0, domains = 0;
+
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&domains, cudaDevAttrMemSyncDomainCount, device) != cudaSuccess ||
+        domains < 2)
+        return 0;
+    attribute->id = cudaLaunchAttributeMemSyncDomain;
+    attribute->val.memSyncDomain = cudaLaunchMemSyncDomainRemote;
+    return 1;
+}
+
+} // namespace
+
+extern "C" const uint32_t lk_backend_ranks = LK_DEVICE_RANKS;
+
+extern "C" int lk_run_rings(const lk_ring_launch *launch, void *stream)
+{
+    const lk_ring_head &head = launch->head;
+    bool one = head.work == LK_WORK_LINES;
+    kernel_set set = find_set(kind_of(head), one);
+    const void *kernel = head.n <= LK_RING_SMALL ? set.small : set.large;
+    uint32_t useful = (head.packs + line_threads - 1) / line_threads;
+    void *args[] = { const_cast<lk_ring_launch *>(launch) };
+    cudaLaunchAttribute attribute = {};
+    cudaLaunchConfig_t config = {};
+
+    config.gridDim = dim3(one && useful < head.ctas ? useful : head.ctas);
+    config.blockDim = dim3(one ? line_threads : roles::threads);
+    config.stream = static_cast<cudaStream_t>(stream);
+    config.attrs = &attribute;
+    config.numAttrs = set_domain(&attribute);
+    return cudaLaunchKernelExC(&config, kernel, args);
+}
+
+extern "C" int lk_load_rings(void)
+{
+    for (int k = FP32; k < KINDS; k++) {
+        for (bool lines : { false, true }) {
+            kernel_set set = find_set(static_cast<kind>(k), lines);
+
+            for (const void *kernel : { set.small, set.large }) {
+                cudaFuncAttributes attributes;
+                cudaError_t err = kernel ? cudaFuncGetAttributes(&attributes, kernel) : cudaSuccess;
+
+                if (err != cudaSuccess)
+                    return err;
+            }
+        }
+    }
+    return 0;
+}
