@@ -1,0 +1,497 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The kernels of the rings, compiled for this processor, run for all ranks of a case at once.
+ * Arguments: seconds for random cases (0: none), optionally the seed of a single random case.
+ */
+#include "tests/kernels/emulation.hpp"
+
+#include "kernels/cuda_rings_lines.cuh"
+#include "kernels/rings_internal.h"
+#include "tests/check.h"
+#include "tests/kernels/rings_cases.h"
+
+#include <ctime>
+#include <functional>
+#include <memory>
+#include <string>
+#include <ucontext.h>
+#include <vector>
+
+namespace emulation
+{
+
+index3 thread;
+
+namespace
+{
+
+constexpr size_t stack_bytes = 32768;
+constexpr uint64_t most_turns = 400u * 1000 * 1000; /* far beyond any case: nobody gets on */
+
+struct fiber {
+    ucontext_t context;
+    std::unique_ptr<char[]> stack;
+    std::function<void()> run;
+    index3 index;
+    block *in;
+    const uint32_t *word; /* sleeps while *word == value; NULL: can run */
+    uint32_t value;
+    bool ended;
+};
+
+ucontext_t scheduler;
+fiber *current;
+std::vector<std::unique_ptr<fiber>> fibers;
+
+void enter()
+{
+    current->run();
+    current->ended = true;
+    swapcontext(&current->context, &scheduler);
+}
+
+void turn(fiber *f)
+{
+    current = f;
+    thread = f->index;
+    swapcontext(&scheduler, &f->context);
+}
+
+} // namespace
+
+void fail(const char *what)
+{
+    fprintf(stderr, "emulation: %s\n", what);
+    abort();
+}
+
+void yield()
+{
+    fiber *me = current;
+
+    swapcontext(&me->context, &scheduler);
+}
+
+void sleep_while(const uint32_t *word, uint32_t value)
+{
+    while (*word == value) {
+        current->word = word;
+        current->value = value;
+        yield();
+    }
+}
+
+block *current_block()
+{
+    return current->in;
+}
+
+const uint64_t *meet(uint64_t value)
+{
+    warp *w = &current->in->warps[thread.x / lanes];
+    uint32_t generation = w->generation;
+    uint64_t *values = w->values[generation % 2];
+
+    values[thread.x % lanes] = value;
+    if (++w->arrived == lanes) {
+        w->arrived = 0;
+        w->generation++;
+    } else {
+        sleep_while(&w->generation, generation);
+    }
+    return values;
+}
+
+void start(block *in, uint32_t number, std::function<void()> run)
+{
+    auto f = std::make_unique<fiber>();
+
+    getcontext(&f->context);
+    f->stack = std::make_unique<char[]>(stack_bytes);
+    f->context.uc_stack.ss_sp = f->stack.get();
+    f->context.uc_stack.ss_size = stack_bytes;
+    f->run = std::move(run);
+    f->index = { number, 0, 0 };
+    f->in = in;
+    makecontext(&f->context, enter, 0);
+    fibers.push_back(std::move(f));
+}
+
+/* Until all have ended. `between` is called now and then. */
+void run_all(uint64_t seed, const std::function<void(uint64_t turns)> &between)
+{
+    std::vector<fiber *> left;
+    uint64_t turns = 0;
+
+    for (auto &f : fibers)
+        left.push_back(f.get());
+    while (!left.empty()) {
+        seed = seed * 6364136223846793005ULL + 1442695040888963407ULL;
+        size_t begin = (seed >> 33) % left.size(), i = begin;
+        fiber *f = nullptr;
+
+        do {
+            fiber *candidate = left[i];
+
+            if (!candidate->word || *candidate->word != candidate->value) {
+                f = candidate;
+                break;
+            }
+            i = i + 1 == left.size() ? 0 : i + 1;
+        } while (i != begin);
+        if (!f)
+            fail("all threads wait for each other");
+        f->word = nullptr;
+        turn(f);
+        if (f->ended) {
+            left[i] = left.back();
+            left.pop_back();
+        }
+        if (++turns > most_turns)
+            fail("the call does not end");
+        if (between)
+            between(turns);
+    }
+    fibers.clear();
+}
+
+} // namespace emulation
+
+namespace
+{
+
+using namespace lk_rings_device;
+
+using roles = warp_roles<1, 2, 1>; /* few threads: quick */
+constexpr uint32_t line_threads = 64;
+
+struct together {
+    std::vector<std::vector<std::unique_ptr<lk_ring_launch>>> launches; /* per rank */
+    uint32_t rank;
+};
+together collected;
+
+struct cta {
+    emulation::block block;
+    std::vector<emulation::warp> warps;
+    pipeline pipelines[ROLES];
+};
+
+template <class V> void run_thread(cta *c, const lk_ring_launch &l, uint32_t number, uint32_t ctas)
+{
+    const auto &args = reinterpret_cast<const ring_args<LK_RING_MAX> &>(l.head);
+
+    if (l.head.work == LK_WORK_LINES) {
+        if constexpr (sizeof(typename V::element) * V::pack == LK_PACK_BYTES)
+            run_lines<V>(args, number, ctas, line_threads);
+        else
+            emulation::fail("lines do not narrow");
+    } else {
+        run_cta<V, roles>(args, c->pipelines, number, ctas);
+    }
+}
+
+void run_one(cta *c, const lk_ring_launch &l, uint32_t number, uint32_t ctas)
+{
+    if (l.head.wire != l.head.type && l.head.rounding == LK_STOCHASTIC)
+        run_thread<value_fp32_bf16<true>>(c, l, number, ctas);
+    else if (l.head.wire != l.head.type)
+        run_thread<value_fp32_bf16<false>>(c, l, number, ctas);
+    else if (l.head.type == LK_FP32)
+        run_thread<value_fp32>(c, l, number, ctas);
+    else if (l.head.type == LK_BF16)
+        run_thread<value_16<false>>(c, l, number, ctas);
+    else
+        run_thread<value_16<true>>(c, l, number, ctas);
+}
+
+/* One launch of every rank. */
+void run_launches(const std::vector<const lk_ring_launch *> &launches, uint64_t seed,
+                  const std::function<void(uint64_t)> &between)
+{
+    std::vector<std::unique_ptr<cta>> ctas;
+
+    for (const lk_ring_launch *l : launches) {
+        uint32_t threads = l->head.work == LK_WORK_LINES ? line_threads : roles::threads;
+
+        for (uint32_t number = 0; number < l->head.ctas; number++) {
+            ctas.push_back(std::make_unique<cta>());
+            cta *c = ctas.back().get();
+
+            c->warps.resize(threads / 32);
+            c->block = { threads, 0, 0, c->warps.data() };
+            for (uint32_t t = 0; t < threads; t++)
+                emulation::start(&c->block, t,
+                                 [c, l, number] { run_one(c, *l, number, l->head.ctas); });
+        }
+    }
+    emulation::run_all(seed, between);
+}
+
+struct aligned_memory {
+    uint8_t *bytes;
+    size_t size;
+
+    explicit aligned_memory(size_t n) : size(n)
+    {
+        bytes = static_cast<uint8_t *>(aligned_alloc(128, (n + 127) / 128 * 128));
+        CHECK(bytes);
+        memset(bytes, 0, n);
+    }
+    ~aligned_memory()
+    {
+        free(bytes);
+    }
+    aligned_memory(const aligned_memory &) = delete;
+    aligned_memory &operator=(const aligned_memory &) = delete;
+};
+
+/* What lasts over several calls. */
+struct node {
+    lk_ring_shape shape;
+    std::vector<std::unique_ptr<aligned_memory>> segments, states;
+    uint32_t abort = 0;
+
+    explicit node(const lk_ring_shape &s) : shape(s)
+    {
+        for (uint32_t r = 0; r < s.ranks; r++) {
+            segments.push_back(std::make_unique<aligned_memory>(lk_ring_bytes(&s)));
+            states.push_back(std::make_unique<aligned_memory>(lk_ring_state_bytes(&s)));
+            /* what slots hold before they are written must not matter */
+            size_t slots = lk_slot_offset(&s, 0, 0, 0, 0);
+            memset(segments[r]->bytes + slots, 0x77, segments[r]->size - slots);
+        }
+    }
+    lk_rings view(uint32_t rank)
+    {
+        lk_rings v = {};
+
+        v.shape = shape;
+        v.rank = rank;
+        v.state = states[rank]->bytes;
+        v.abort = &abort;
+        for (uint32_t r = 0; r < shape.ranks; r++)
+            v.segments[r] = segments[r]->bytes;
+        return v;
+    }
+};
+
+void collect(node *n, const rings_data *data, uint32_t rank, uint8_t *in, uint8_t *out)
+{
+    const rings_case *c = data->c;
+    std::vector<lk_buffers> list(data->ranks[rank].list, data->ranks[rank].list + data->n);
+    lk_scale scale;
+    lk_reduction how = rings_reduction(data, rank, &scale);
+    lk_rings view = n->view(rank);
+    int err;
+
+    for (lk_buffers &b : list) {
+        b.in = in + reinterpret_cast<uintptr_t>(b.in);
+        b.out = out + reinterpret_cast<uintptr_t>(b.out);
+    }
+    collected.rank = rank;
+    if (c->op == RINGS_ALL_REDUCE)
+        err = lk_rings_all_reduce(&view, &how, list.data(), data->n, c->ctas[rank % 3], nullptr);
+    else if (c->op == RINGS_REDUCE_SCATTER)
+        err = lk_rings_reduce_scatter(&view, &how, list.data(), data->n, c->ctas[rank % 3],
+                                      nullptr);
+    else
+        err = lk_lines_all_reduce(&view, &how, list.data(), data->n, c->ctas[rank % 3], nullptr);
+    CHECK(err == 0);
+}
+
+/* Runs a case on the rings of a node and compares. */
+void run_case(node *n, const rings_case &c, uint64_t seed,
+              const std::function<void(uint64_t)> &between = {})
+{
+    rings_data *data = rings_data_make(&c);
+    std::vector<std::unique_ptr<aligned_memory>> ins, outs;
+
+    collected.launches.clear();
+    collected.launches.resize(c.shape.ranks);
+    for (uint32_t r = 0; r < c.shape.ranks; r++) {
+        const rings_rank &rank = data->ranks[r];
+
+        ins.push_back(std::make_unique<aligned_memory>(rank.in_bytes));
+        outs.push_back(std::make_unique<aligned_memory>(rank.out_bytes));
+        memcpy(ins[r]->bytes, rank.in, rank.in_bytes);
+        if (rank.out)
+            memcpy(outs[r]->bytes, rank.out, rank.out_bytes);
+        collect(n, data, r, ins[r]->bytes, rank.out ? outs[r]->bytes : ins[r]->bytes);
+    }
+    for (size_t i = 0; i < collected.launches[0].size(); i++) {
+        std::vector<const lk_ring_launch *> launches;
+
+        for (auto &of_rank : collected.launches)
+            launches.push_back(of_rank.at(i).get());
+        run_launches(launches, seed, between);
+    }
+    for (uint32_t r = 0; r < c.shape.ranks && !n->abort; r++)
+        rings_compare(data, r, c.in_place ? ins[r]->bytes : outs[r]->bytes);
+    rings_data_free(data);
+}
+
+void say(const rings_case &c)
+{
+    char text[400];
+
+    rings_describe(&c, text, sizeof(text));
+    printf("%s\n", text);
+    fflush(stdout);
+}
+
+void cases_give_the_bits_that_follow_from_the_arguments()
+{
+    for (size_t i = 0; i < rings_case_count; i++) {
+        node n(rings_cases[i].shape);
+
+        say(rings_cases[i]);
+        run_case(&n, rings_cases[i], i);
+        run_case(&n, rings_cases[i], i + 100); /* counters run on */
+    }
+}
+
+void calls_of_all_kinds_follow_each_other_on_one_set_of_rings()
+{
+    lk_ring_shape shape = { 2, 3, 2, 16384 };
+    node n(shape);
+
+    for (uint64_t i = 0; i < 24; i++) {
+        rings_case c;
+
+        rings_random_case(i, 2, 6000, &c);
+        c.shape = shape;
+        run_case(&n, c, i);
+    }
+}
+
+/* What the segment of `rank` looks like after so many messages of each unit with `peer`. */
+void pretend_messages(node *n, uint32_t rank, uint32_t peer, uint64_t messages)
+{
+    uint8_t *segment = n->segments[rank]->bytes;
+    const lk_ring_shape *s = &n->shape;
+
+    for (uint32_t leg = 0; leg < LK_LEGS; leg++) {
+        for (uint32_t channel = 0; channel < s->channels; channel++) {
+            auto *words = reinterpret_cast<uint64_t *>(segment +
+                                                       lk_words_offset(s, leg, peer, channel));
+
+            *reinterpret_cast<uint64_t *>(segment +
+                                          lk_credit_offset(s, leg, peer, channel)) = messages;
+            for (uint64_t m = messages - s->slots + 1; m <= messages; m++)
+                words[(m - 1) % s->slots] = lk_slot_word(m, 0);
+        }
+    }
+}
+
+void counters_pass_the_end_of_their_words()
+{
+    lk_ring_shape shape = { 2, 2, 3, 16384 };
+    node n(shape);
+    rings_case c = rings_cases[1];
+    const uint64_t before = (UINT64_C(1) << 32) - 2;
+
+    c.shape = shape;
+    for (uint32_t r = 0; r < 2; r++) {
+        auto *state = reinterpret_cast<lk_ring_state *>(n.states[r]->bytes);
+        auto *counters = reinterpret_cast<uint64_t *>(n.states[r]->bytes + LK_STATE_HEADER);
+
+        state->lines = before;
+        for (size_t i = 0; i < 2 * lk_units(&shape); i++)
+            counters[i] = before;
+        pretend_messages(&n, r, 1 - r, before);
+    }
+    run_case(&n, c, 1);
+    run_case(&n, c, 2);
+    for (int i = 0; i < 4; i++) {
+        rings_case line = rings_cases[13];
+
+        line.shape = shape;
+        run_case(&n, line, i);
+    }
+    CHECK(reinterpret_cast<lk_ring_state *>(n.states[0]->bytes)->lines > before + 4);
+}
+
+void counts_say_what_was_written_and_what_was_not()
+{
+    rings_case c = rings_cases[2];
+    node n(c.shape);
+    uint64_t payload = 0;
+
+    c.zeros = 0;
+    run_case(&n, c, 1);
+    for (uint32_t r = 0; r < 2; r++) {
+        auto *counts = reinterpret_cast<lk_ring_counts *>(n.states[r]->bytes);
+
+        CHECK(counts->bytes_elided == 0);
+        payload += counts->bytes_sent;
+    }
+    /* every pack once to its owner and once back, and words */
+    CHECK(payload > 2 * 2 * c.count && payload < 2 * 2 * c.count + 20000);
+    c.zeros = 100;
+    run_case(&n, c, 1);
+    for (uint32_t r = 0; r < 2; r++)
+        CHECK(reinterpret_cast<lk_ring_counts *>(n.states[r]->bytes)->bytes_elided > c.count);
+}
+
+void an_abort_ends_a_call_that_a_rank_never_joins()
+{
+    for (size_t which : { 2u, 3u, 13u }) {
+        rings_case c = rings_cases[which];
+        node n(c.shape);
+        rings_data *data = rings_data_make(&c);
+
+        collected.launches.clear();
+        collected.launches.resize(c.shape.ranks);
+        for (uint32_t r = 0; r < c.shape.ranks; r++)
+            collect(&n, data, r, data->ranks[r].in, data->ranks[r].out);
+        std::vector<const lk_ring_launch *> launches;
+        for (uint32_t r = 1; r < c.shape.ranks; r++)
+            launches.push_back(collected.launches[r][0].get());
+        run_launches(launches, which, [&](uint64_t turns) {
+            if (turns == 200000)
+                n.abort = 1;
+        });
+        CHECK(n.abort == 1);
+        rings_data_free(data);
+    }
+}
+
+void random_case(uint64_t seed)
+{
+    rings_case c;
+
+    rings_random_case(seed, 4, 40000, &c);
+    node n(c.shape);
+    say(c);
+    run_case(&n, c, seed);
+    run_case(&n, c, seed + 1);
+}
+
+} // namespace
+
+extern "C" const uint32_t lk_backend_ranks = LK_DEVICE_RANKS;
+
+extern "C" int lk_run_rings(const lk_ring_launch *launch, void *)
+{
+    collected.launches.at(collected.rank).push_back(std::make_unique<lk_ring_launch>(*launch));
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    time_t end = time(nullptr) + (argc > 1 ? atoi(argv[1]) : 0);
+
+    if (argc > 2) {
+        random_case(strtoull(argv[2], nullptr, 10));
+        return 0;
+    }
+    cases_give_the_bits_that_follow_from_the_arguments();
+    calls_of_all_kinds_follow_each_other_on_one_set_of_rings();
+    counters_pass_the_end_of_their_words();
+    counts_say_what_was_written_and_what_was_not();
+    an_abort_ends_a_call_that_a_rank_never_joins();
+    for (uint64_t seed = 1; time(nullptr) < end; seed++)
+        random_case(seed);
+    return 0;
+}
