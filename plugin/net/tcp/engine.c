@@ -72,19 +72,21 @@ static void read_settings(void)
 
 static void before_fork(void)
 {
+    pthread_mutex_lock(&engine.life);
     pthread_mutex_lock(&engine.lock);
 }
 
 static void after_fork_in_parent(void)
 {
     pthread_mutex_unlock(&engine.lock);
+    pthread_mutex_unlock(&engine.life);
 }
 
 /* As long as a child holds a socket, the peer does not see the parent's end. Only close and stores: other threads may
- * have held any lock at the fork. */
+ * have held any other lock at the fork. Where nothing ran, the child may begin by itself. */
 static void after_fork_in_child(void)
 {
-    atomic_store(&engine.dead, true);
+    atomic_store(&engine.dead, engine.running);
     for (struct conn *conn = engine.conns; conn; conn = conn->next) {
         for (int i = 0; i < conn->n_lanes; i++) {
             if (conn->lanes[i].fd >= 0)
@@ -102,6 +104,7 @@ static void after_fork_in_child(void)
         close(engine.stop_fd);
     }
     pthread_mutex_unlock(&engine.lock);
+    pthread_mutex_unlock(&engine.life);
 }
 
 int engine_configure(void)

@@ -21,6 +21,7 @@
 #define REFUSED_NS   ((int64_t)3 * 1000000000) /* no one listens there any more */
 #define RETRY_MIN_NS ((int64_t)2 * 1000000)
 #define RETRY_MAX_NS ((int64_t)1000 * 1000000)
+#define SCARCE_NS    ((int64_t)10 * 1000000000)
 #define ACCEPTS      64 /* of one turn */
 #define EVENTS       32
 
@@ -94,9 +95,10 @@ static bool raise_limit(void)
     struct rlimit limit;
 
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= limit.rlim_max) {
-        lc_warn_once("no file descriptors are left (limit %lu, `ulimit -n`): connections get fewer "
-                     "sockets or none",
-                     (unsigned long)limit.rlim_cur);
+        lc_warn_once(
+            "few file descriptors are left (limit %lu, `ulimit -n`): connections get fewer "
+            "sockets",
+            (unsigned long)limit.rlim_cur);
         return false;
     }
     limit.rlim_cur = limit.rlim_max;
@@ -113,6 +115,18 @@ static int open_socket(int family)
     if (fd < 0 && errno == EMFILE && raise_limit())
         fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     return fd < 0 ? -errno : fd;
+}
+
+/* The last quarter of the descriptors is for connections that have no socket yet, and for the host program. Numbers
+ * are given out from the lowest, so the newest tells how many are in use. */
+static bool is_scarce(int fd)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || (rlim_t)fd < limit.rlim_cur / 4 * 3)
+        return false;
+    return !raise_limit() ||
+           (getrlimit(RLIMIT_NOFILE, &limit) == 0 && (rlim_t)fd >= limit.rlim_cur / 4 * 3);
 }
 
 /* ---- listening ---- */
@@ -354,6 +368,8 @@ static bool seat_guest(struct talk *talk, struct lane *lane, struct lc_tcp_reply
     pthread_mutex_lock(&conn->lock);
     if (conn->closing || conn->error)
         reply->status = LC_TCP_UNKNOWN;
+    else if (lane->index > 0 && is_scarce(talk->fd))
+        reply->status = LC_TCP_FULL;
     else if (epoch <= lane->epoch || epoch <= lane->retire)
         reply->status = LC_TCP_STALE;
     else
@@ -469,6 +485,18 @@ static void redial(struct talk *talk, const char *cause, bool refused)
     end_talk(talk, false);
 }
 
+/* There are too few descriptors for this one: the connection goes on without it. */
+static void postpone(struct talk *talk)
+{
+    struct lane *lane = talk->lane;
+
+    pthread_mutex_lock(&lane->conn->lock);
+    lane->next_dial = lc_now_ns() + SCARCE_NS;
+    pthread_mutex_unlock(&lane->conn->lock);
+    atomic_store(&engine.attention, true);
+    end_talk(talk, false);
+}
+
 /* Where routes alone decide, a packet may leave by another interface than NCCL has chosen. */
 static void bind_to_device(int fd, const struct conn *conn, unsigned tries)
 {
@@ -519,6 +547,10 @@ static void dial(struct lane *lane, uint32_t epoch, unsigned tries, int64_t now)
     talk->hello.piece = conn->piece;
     if (fd < 0) {
         redial(talk, strerror(-fd), false);
+        return;
+    }
+    if (lane->index > 0 && is_scarce(fd)) {
+        postpone(talk);
         return;
     }
     set_options(fd);
@@ -602,6 +634,7 @@ static void take_reply(struct talk *talk)
     switch (talk->reply.status) {
     case LC_TCP_WELCOME: attach_dialled(talk); return;
     case LC_TCP_STALE: redial(talk, "too late", false); return;
+    case LC_TCP_FULL: postpone(talk); return;
     case LC_TCP_CLOSED:
         pthread_mutex_lock(&conn->lock);
         err = conn_acked(conn, talk->reply.acked);

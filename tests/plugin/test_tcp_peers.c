@@ -1,0 +1,388 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The TCP transport among strangers, dead peers and forks: test_tcp_peers CASE. */
+#include "plugin/net/tcp/tcp_internal.h"
+#include "tests/plugin/tcp.h"
+
+#include "common/deadline.h"
+#include "common/log.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static struct lc_net_context *ctx;
+
+static void begin(void)
+{
+    CHECK(lc_net_tcp.init(&(struct lc_net_options){ .traffic_class = -1 }, &ctx) == 0 && ctx);
+}
+
+static int count_fds(void)
+{
+    DIR *dir = opendir("/proc/self/fd");
+    int n = 0;
+
+    CHECK(dir);
+    while (readdir(dir))
+        n++;
+    closedir(dir);
+    return n;
+}
+
+/* ---- strangers ---- */
+
+static int knock(uint16_t port)
+{
+    struct sockaddr_in address = { .sin_family = AF_INET,
+                                   .sin_port = port,
+                                   .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    CHECK(fd >= 0 && connect(fd, (struct sockaddr *)&address, sizeof(address)) == 0);
+    return fd;
+}
+
+/* Says `size` bytes of nonsense, then goes, by a reset or not; some stay and are silent. */
+static void visit(uint16_t port, unsigned i)
+{
+    static const char text[] =
+        "GET /index.html HTTP/1.1\r\nHost: example.org\r\nAccept: */*\r\nUser-Agent: scanner\r\n\r\n";
+    struct linger reset = { .l_onoff = 1, .l_linger = 0 };
+    int fd = knock(port);
+
+    (void)!send(fd, text, i % sizeof(text), MSG_NOSIGNAL);
+    if (i % 7 == 0)
+        return; /* left open until the process ends */
+    if (i % 2)
+        setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
+    close(fd);
+}
+
+static void strangers_change_nothing(unsigned n)
+{
+    struct lc_net_listen *listen;
+    unsigned char handle[LC_NET_HANDLE_BYTES];
+    struct pair pair;
+    uint16_t port;
+
+    CHECK(lc_net_tcp.listen(ctx, 0, handle, &listen) == 0);
+    port = pair_port(handle);
+    for (unsigned i = 0; i < 100; i++)
+        visit(port, i);
+    pair = pair_open(ctx, 0);
+    for (unsigned i = 0; i < n; i++) {
+        visit(port, i);
+        if (i % 20 == 0)
+            pair_stream(&pair, 4, 100000, 4, i);
+    }
+    CHECK(atomic_load(&engine.strangers) > n / 2);
+    CHECK(listen->n_ready == 0);
+    pair_close(&pair);
+    lc_net_tcp.close_listen(listen);
+}
+
+/* ---- two processes ---- */
+
+struct other {
+    pid_t pid;
+    int fd;
+};
+
+static void say(int fd, const void *data, size_t size)
+{
+    CHECK(send(fd, data, size, MSG_NOSIGNAL) == (ssize_t)size);
+}
+
+static void hear(int fd, void *data, size_t size)
+{
+    CHECK(recv(fd, data, size, MSG_WAITALL) == (ssize_t)size);
+}
+
+static struct lc_net_comm *connect_to(const unsigned char *given)
+{
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+    unsigned char handle[LC_NET_HANDLE_BYTES];
+    struct lc_net_comm *comm = NULL;
+
+    memcpy(handle, given, sizeof(handle));
+    while (!comm) {
+        CHECK(lc_net_tcp.connect(ctx, 0, handle, &comm) == 0 && !lc_deadline_passed(end));
+        sched_yield();
+    }
+    return comm;
+}
+
+static struct lc_net_comm *accept_from(struct lc_net_listen *listen)
+{
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+    struct lc_net_comm *comm = NULL;
+
+    while (!comm) {
+        CHECK(lc_net_tcp.accept(listen, &comm) == 0 && !lc_deadline_passed(end));
+        sched_yield();
+    }
+    lc_net_tcp.close_listen(listen);
+    return comm;
+}
+
+/* The other process: connects, or listens and accepts, and waits to be killed. */
+static void be_other(int fd, bool sends)
+{
+    unsigned char handle[LC_NET_HANDLE_BYTES];
+    struct lc_net_listen *listen;
+    struct lc_net_comm *comm;
+    char done = 1;
+
+    begin();
+    if (sends) {
+        hear(fd, handle, sizeof(handle));
+        comm = connect_to(handle);
+    } else {
+        CHECK(lc_net_tcp.listen(ctx, 0, handle, &listen) == 0);
+        say(fd, handle, sizeof(handle));
+        comm = accept_from(listen);
+    }
+    say(fd, &done, 1);
+    for (;;)
+        pause();
+    (void)comm;
+}
+
+static struct other start_other(bool sends)
+{
+    struct other other;
+    int fds[2];
+
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
+    other.pid = fork();
+    CHECK(other.pid >= 0);
+    if (other.pid == 0) {
+        close(fds[0]);
+        be_other(fds[1], sends);
+    }
+    close(fds[1]);
+    other.fd = fds[0];
+    return other;
+}
+
+static void kill_other(struct other *other)
+{
+    CHECK(kill(other->pid, SIGKILL) == 0);
+    CHECK(waitpid(other->pid, NULL, 0) == other->pid);
+    close(other->fd);
+}
+
+static int wait_error(struct lc_net_request *r)
+{
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+    bool done = false;
+    int err;
+
+    while ((err = lc_net_tcp.test(r, &done, NULL)) == 0) {
+        CHECK(!done && !lc_deadline_passed(end));
+        sched_yield();
+    }
+    return err;
+}
+
+static char said[4096];
+
+static void keep_line(enum lc_log_level level, const char *file, int line, const char *text)
+{
+    (void)strncat(said, text, sizeof(said) - strlen(said) - 1);
+}
+
+static void a_killed_peer_is_an_error_that_names_it(bool sends)
+{
+    struct other other = start_other(!sends); /* before our threads are there */
+    unsigned char handle[LC_NET_HANDLE_BYTES];
+    unsigned char byte = 0;
+    void *at = &byte;
+    size_t room = 1;
+    int tag = 0;
+    struct lc_net_listen *listen;
+    struct lc_net_comm *comm;
+    struct lc_net_request *r;
+    char done;
+
+    begin();
+    lc_log_set_level(LC_LOG_WARN);
+    lc_log_set_sink(keep_line);
+    if (sends) {
+        hear(other.fd, handle, sizeof(handle));
+        comm = connect_to(handle);
+        CHECK(lc_net_tcp.isend(comm, &byte, 1, 0, NULL, &r) == 0 && r);
+    } else {
+        CHECK(lc_net_tcp.listen(ctx, 0, handle, &listen) == 0);
+        say(other.fd, handle, sizeof(handle));
+        comm = accept_from(listen);
+        CHECK(lc_net_tcp.irecv(comm, 1, &at, &room, &tag, NULL, &r) == 0 && r);
+    }
+    hear(other.fd, &done, 1);
+    kill_other(&other);
+    CHECK(wait_error(r) == -EREMOTEIO && wait_error(r) == -EREMOTEIO);
+    CHECK(strstr(said, "127.0.0.1:") && strstr(said, "over lo failed"));
+    if (sends)
+        lc_net_tcp.close_send(comm);
+    else
+        lc_net_tcp.close_recv(comm);
+    lc_net_tcp.fini(ctx);
+    lc_log_set_sink(NULL);
+}
+
+/* ---- no way to the peer ---- */
+
+static void both_sides_fail_when_the_way_is_gone(void)
+{
+    struct relay *relay = relay_open((struct harm){ .kill_us = 1000 });
+    struct lc_net_listen *listen;
+    unsigned char handle[LC_NET_HANDLE_BYTES];
+    unsigned char byte = 0;
+    void *at = &byte;
+    size_t room = 1;
+    int tag = 0;
+    struct pair pair;
+    struct lc_net_request *send;
+    struct lc_net_request *recv;
+
+    CHECK(lc_net_tcp.listen(ctx, 0, handle, &listen) == 0);
+    relay_target(relay, pair_port(handle));
+    pair = pair_open(ctx, relay_port(relay));
+    relay_refuse(relay, true);
+    while (relay_links(relay))
+        sched_yield();
+    CHECK(lc_net_tcp.irecv(pair.recv, 1, &at, &room, &tag, NULL, &recv) == 0 && recv);
+    CHECK(lc_net_tcp.isend(pair.send, &byte, 1, 0, NULL, &send) == 0 && send);
+    CHECK(wait_error(recv) == -EREMOTEIO);
+    CHECK(wait_error(send) == -EREMOTEIO);
+    pair_close(&pair);
+    lc_net_tcp.close_listen(listen);
+    relay_close(relay);
+}
+
+/* ---- forks ---- */
+
+static void in_child(struct pair *pair, int before)
+{
+    unsigned char byte = 0;
+    struct lc_net_request *r;
+    struct lc_net_comm *comm;
+    unsigned char handle[LC_NET_HANDLE_BYTES];
+    int n;
+
+    if (count_fds() > before)
+        _exit(1); /* it would keep the parent's connections open */
+    if (lc_net_tcp.isend(pair->send, &byte, 1, 0, NULL, &r) != -ECHILD ||
+        lc_net_tcp.connect(ctx, 0, handle, &comm) != -ECHILD || lc_net_tcp.devices(&n) != -ECHILD)
+        _exit(2);
+    pair_close(pair);
+    lc_net_tcp.fini(ctx);
+    exit(0); /* with all exit handlers */
+}
+
+static void a_child_harms_nobody(void)
+{
+    int before = count_fds();
+    struct pair pair;
+
+    begin();
+    pair = pair_open(ctx, 0);
+    for (unsigned i = 0; i < 5; i++) {
+        int status;
+        pid_t pid;
+
+        pair_stream(&pair, 20, 300000, 8, i);
+        pid = fork();
+        CHECK(pid >= 0);
+        if (pid == 0)
+            in_child(&pair, before);
+        pair_stream(&pair, 20, 300000, 8, i);
+        CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status));
+        CHECK(WEXITSTATUS(status) == 0);
+    }
+    pair_close(&pair);
+    lc_net_tcp.fini(ctx);
+    CHECK(count_fds() == before);
+}
+
+/* ---- descriptors ---- */
+
+static void nothing_is_left_open(void)
+{
+    int before = count_fds();
+
+    for (int i = 0; i < 20; i++) {
+        struct pair pair;
+
+        begin();
+        pair = pair_open(ctx, 0);
+        pair_stream(&pair, 4, 1000, 4, 1);
+        pair_close(&pair);
+        lc_net_tcp.fini(ctx);
+        CHECK(count_fds() == before);
+    }
+}
+
+static void limit_fds(rlim_t soft, rlim_t hard)
+{
+    struct rlimit limit = { soft, hard };
+
+    CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+}
+
+static void few_descriptors_mean_fewer_sockets(void)
+{
+    struct pair pairs[4];
+    int held[64];
+    int n_held = 0;
+
+    begin();
+    /* Room for the soft limit to grow, and then for four connections with a few sockets each, not with all. */
+    limit_fds(40, 60);
+    while (count_fds() < 32)
+        CHECK((held[n_held++] = dup(0)) >= 0);
+    for (int i = 0; i < 4; i++)
+        pairs[i] = pair_open(ctx, 0);
+    for (int i = 0; i < 4; i++)
+        pair_stream(&pairs[i], 10, 300000, 4, (unsigned)i);
+    for (int i = 0; i < 4; i++)
+        pair_close(&pairs[i]);
+    while (n_held)
+        close(held[--n_held]);
+    lc_net_tcp.fini(ctx);
+}
+
+int main(int argc, char **argv)
+{
+    const char *what = argc > 1 ? argv[1] : "";
+
+    tcp_settings(strcmp(what, "limit") == 0 ? 6 : 3, 16384, strcmp(what, "peers") == 0 ? 2 : 60);
+    lc_log_set_level(LC_LOG_ERROR);
+    if (strcmp(what, "strangers") == 0) {
+        begin();
+        strangers_change_nothing(getenv("LCTEST_SOAK") ? 10000 : 700);
+        lc_net_tcp.fini(ctx);
+    } else if (strcmp(what, "peers") == 0) {
+        a_killed_peer_is_an_error_that_names_it(true);
+        a_killed_peer_is_an_error_that_names_it(false);
+        begin();
+        lc_log_set_level(LC_LOG_ERROR);
+        both_sides_fail_when_the_way_is_gone();
+        lc_net_tcp.fini(ctx);
+    } else if (strcmp(what, "fork") == 0) {
+        a_child_harms_nobody();
+    } else if (strcmp(what, "limit") == 0) {
+        nothing_is_left_open();
+        few_descriptors_mean_fewer_sockets();
+    } else {
+        return 2;
+    }
+    return 0;
+}
