@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Reductions through rings beside NCCL's own, on the rig: the same calls on a communicator that stays with NCCL, since
+ * it is not blocking. LOONGCOMM_PEER=force, LOONGCOMM_ALLREDUCE_WIRE=data. argv: ranks. */
+#include "tests/interpose/said.h"
+#include "tests/rig/test_nccl.h"
+
+#include <math.h>
+#include <stdbool.h>
+
+#define MOST 70001 /* elements of a rank's part: more than one step takes, and many tiles */
+
+static struct meeting *meeting;
+
+/* Rank 0's result, for the others to compare with. */
+static struct shared {
+    unsigned char bytes[MOST * 4];
+} * shared;
+
+struct job {
+    int rank, n;
+    ncclComm_t ours, plain;
+    cudaStream_t stream;
+    char *send, *recv, *want;
+};
+
+struct call {
+    bool scatter, in_place;
+    ncclDataType_t type;
+    ncclRedOp_t op;
+    size_t count, skip; /* elements in front of the buffers */
+};
+
+static size_t size_of(ncclDataType_t type)
+{
+    return type == ncclFloat32 ? 4 : 2;
+}
+
+/* Small whole numbers: bits of bf16 and fp16 that are far from overflow, in every type. */
+static void fill(const struct job *job, ncclDataType_t type, unsigned salt)
+{
+    for (size_t i = 0; i < (MOST + 8) * (size_t)job->n; i++) {
+        uint64_t x = (i * 131 + (uint64_t)job->rank * 7919 + salt) * 0x9e3779b97f4a7c15u;
+
+        if (type == ncclFloat32)
+            ((float *)job->send)[i] = (float)((double)(x >> 40) / (1 << 24) - 0.5);
+        else /* 1.x or 2.x, of either sign */
+            ((uint16_t *)job->send)[i] = (uint16_t)((type == ncclBfloat16 ? 0x3f80 : 0x3c00) |
+                                                    (x >> 48 & 0x807f));
+    }
+}
+
+static double value_of(ncclDataType_t type, const void *data, size_t i)
+{
+    uint32_t bits = ((const uint16_t *)data)[i];
+    float value;
+
+    if (type == ncclFloat32)
+        return ((const float *)data)[i];
+    if (type == ncclFloat16)
+        bits = (bits & 0x8000) << 16 |
+               ((bits & 0x7fff) ? ((bits & 0x7fff) << 13) + (112u << 23) : 0);
+    else
+        bits <<= 16;
+    memcpy(&value, &bits, sizeof(value));
+    return value;
+}
+
+static void issue(const struct job *job, ncclComm_t comm, const struct call *call, void *out)
+{
+    char *in = job->send + call->skip * size_of(call->type);
+
+    if (call->scatter)
+        NCCL(ncclReduceScatter(in, out, call->count, call->type, call->op, comm, job->stream));
+    else
+        NCCL(ncclAllReduce(in, out, call->count, call->type, call->op, comm, job->stream));
+}
+
+/* Two ranks: bit for bit. More: NCCL rounds 16-bit sums at every hop and adds in another order. */
+static void compare(const struct job *job, const struct call *call, const char *got)
+{
+    size_t size = size_of(call->type);
+    double slack = (call->type == ncclFloat32   ? 0x1p-22
+                    : call->type == ncclFloat16 ? 0x1p-9
+                                                : 0x1p-6) *
+                   job->n;
+
+    if (job->n == 2)
+        CHECK(memcmp(got, job->want, call->count * size) == 0);
+    for (size_t i = 0; i < call->count; i++)
+        CHECK(fabs(value_of(call->type, got, i) - value_of(call->type, job->want, i)) <=
+              slack * job->n);
+    if (call->scatter)
+        return;
+    if (job->rank == 0)
+        memcpy(shared->bytes, got, call->count * size);
+    meeting_wait(meeting, job->n);
+    CHECK(memcmp(shared->bytes, got, call->count * size) == 0);
+    meeting_wait(meeting, job->n);
+}
+
+static void run(const struct job *job, const struct call *call, unsigned salt)
+{
+    size_t size = size_of(call->type);
+    char *out = job->recv + call->skip * size;
+
+    fill(job, call->type, salt);
+    issue(job, job->plain, call, job->want);
+    CHECK(comm_settle(job->plain) == ncclSuccess);
+    CUDA(cudaStreamSynchronize(job->stream));
+    if (call->in_place)
+        out = job->send +
+              (call->skip + (call->scatter ? (size_t)job->rank * call->count : 0)) * size;
+    issue(job, job->ours, call, out);
+    CUDA(cudaStreamSynchronize(job->stream));
+    compare(job, call, out);
+}
+
+static void until_rings(const struct job *job)
+{
+    bool agreed = false;
+
+    for (int call = 0; !agreed; call++) {
+        CHECK(call < 4096);
+        NCCL(ncclAllReduce(job->send, job->recv, 4, ncclFloat32, ncclSum, job->ours, job->stream));
+        CUDA(cudaStreamSynchronize(job->stream));
+        meeting_wait(meeting, job->n);
+        agreed = said_count("committed at") == job->n;
+        meeting_wait(meeting, job->n);
+    }
+    CHECK(said_count("rings of") == job->n);
+}
+
+static void set_up(struct job *job)
+{
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclUniqueId id;
+
+    job->ours = comm_up(meeting, job->rank, job->n);
+    job->stream = stream_up();
+    meeting_wait(meeting, job->n);
+    if (job->rank == 0)
+        atomic_store(&meeting->has_id, 0);
+    meeting_wait(meeting, job->n);
+    id = meeting_id(meeting, job->rank);
+    config.blocking = 0;
+    CHECK(ncclCommInitRankConfig(&job->plain, job->n, id, job->rank, &config) <= ncclInProgress);
+    CHECK(comm_settle(job->plain) == ncclSuccess);
+    job->send = device_alloc((MOST + 8) * (size_t)job->n * 4);
+    job->recv = device_alloc((MOST + 8) * (size_t)4);
+    job->want = device_alloc((MOST + 8) * (size_t)4);
+}
+
+static int rank_main(int rank, int n, void *arg)
+{
+    static const ncclDataType_t types[] = { ncclFloat32, ncclBfloat16, ncclFloat16 };
+    static const size_t counts[] = { 1, 3, 1000, 8192, 16384, 16385, 65537, MOST };
+    struct job job = { .rank = rank, .n = n };
+    unsigned salt = 0;
+
+    set_up(&job);
+    until_rings(&job);
+    for (int t = 0; t < 3; t++) {
+        for (size_t c = 0; c < sizeof(counts) / sizeof(*counts); c++) {
+            for (int way = 0; way < 4; way++) {
+                struct call call = { .scatter = way & 1,
+                                     .in_place = way & 2,
+                                     .type = types[t],
+                                     .op = salt % 3 ? ncclSum : ncclAvg,
+                                     .count = counts[c],
+                                     .skip = salt % 5 };
+
+                run(&job, &call, salt++);
+            }
+        }
+    }
+    NCCL(ncclCommDestroy(job.ours));
+    NCCL(ncclCommFinalize(job.plain) <= ncclInProgress ? ncclSuccess : ncclSystemError);
+    CHECK(comm_settle(job.plain) == ncclSuccess);
+    NCCL(ncclCommDestroy(job.plain));
+    CUDA(cudaStreamDestroy(job.stream));
+    CUDA(cudaFree(job.send));
+    CUDA(cudaFree(job.recv));
+    CUDA(cudaFree(job.want));
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    int n = argc > 1 ? atoi(argv[1]) : 2;
+
+    said_begin();
+    meeting = meeting_new();
+    shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(shared != MAP_FAILED);
+    return lc_ranks_run(n, rank_main, NULL, 80);
+}
