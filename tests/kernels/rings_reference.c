@@ -223,7 +223,7 @@ static uint32_t owner(const struct ring_expected *expected, uint32_t rank, size_
 
     if (expected->call->op == RING_REDUCE_SCATTER)
         return rank;
-    CHECK(place->tile);
+    CHECK(place->tile && expected->shape.ranks);
     return (uint32_t)((place->element + i) / place->tile % expected->shape.ranks);
 }
 

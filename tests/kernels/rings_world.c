@@ -291,9 +291,12 @@ void ring_play(struct ring_rank *me, const struct ring_call *call)
     check_guards(&in, call, parts);
     if (!call->in_place)
         check_guards(&out, call, 1);
-    for (size_t t = 0; call->in_place && t < call->n; t++) /* what may have changed */
-        memcpy(before + ((const uint8_t *)list[t].out - in.base), list[t].out,
-               call->counts[t] * width);
+    for (size_t t = 0; call->in_place && t < call->n; t++) {
+        const uint8_t *changed = list[t].out; /* may have changed */
+
+        if (call->counts[t] && changed)
+            memcpy(before + (changed - in.base), changed, call->counts[t] * width);
+    }
     CHECK(memcmp(before, in.base, in.bytes) == 0);
     free(before);
     free(list);

@@ -120,6 +120,7 @@ static void make_list(struct ring_call *call, const struct lk_ring_shape *shape,
 
     ring_call_init(call, (enum ring_op)(number / PAIRS % RING_OPS), pairs[kind].type,
                    pairs[kind].wire, 0, number);
+    call->stochastic = true; /* numbers run on over a cut list */
     call->n = lengths[number / PAIRS / RING_OPS % 7];
     for (size_t t = 0; t < call->n; t++) {
         uint64_t random = ref_next(&state);

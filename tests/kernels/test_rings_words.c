@@ -34,7 +34,7 @@ static void play_both_shots(struct ring_rank *me, void *arg)
     for (uint64_t i = 0; i < 12; i++) {
         /* One-shot calls that are now small, now as large as can be: where a small one wrote nothing, what was written
          * there before must not be taken for a line of the next. */
-        ring_call_init(call, RING_LINES, LK_FP32, LK_FP32, i % 3 ? LK_LINES_MAX / 4 : 3, 100 + i);
+        ring_call_init(call, RING_LINES, LK_FP32, LK_FP32, i % 3 ? 2048 : 3, 100 + i);
         ring_play(me, call);
         ring_call_init(call, i % 2 ? RING_ALL_REDUCE : RING_REDUCE_SCATTER, LK_FP32, LK_BF16, 9000,
                        200 + i);
@@ -51,7 +51,7 @@ static void numbers_may_wrap(void)
 
     for (uint32_t slots = 1; slots <= 3; slots++) {
         for (size_t i = 0; i < sizeof(pasts) / sizeof(*pasts); i++) {
-            ring_world_init(&world, 3, 2, slots, LK_LINES_MAX);
+            ring_world_init(&world, 3, 2, slots, 8192);
             ring_pretend(&world, pasts[i], pasts[i]);
             ring_threads(&world, play_both_shots, NULL);
             ring_world_fini(&world);
@@ -77,12 +77,29 @@ static void leave_stale_lines(struct ring_world *world, uint64_t number)
     }
 }
 
-static void play_small_then_large(struct ring_rank *me, void *arg)
+static bool is_stale(const struct ring_world *world, uint64_t number)
+{
+    const struct lk_ring_shape *s = &world->shape;
+
+    for (uint32_t bank = 0; bank < 2; bank++) {
+        for (uint32_t src = 1; src < s->ranks; src++) {
+            const uint64_t *lines = lk_word_at(world->segments[0], lk_lines_offset(s, bank, src));
+
+            for (size_t i = 0; i < s->line_bytes / 4; i++) {
+                if ((uint32_t)(lines[i] >> 32) - (uint32_t)number < 2)
+                    return true;
+            }
+        }
+    }
+    return false;
+}
+
+static void play_four(struct ring_rank *me, void *arg)
 {
     struct ring_call *call = new_call();
 
-    for (uint64_t i = 0; i < 8; i++) {
-        ring_call_init(call, RING_LINES, LK_BF16, LK_BF16, i < 4 ? 9 : 2000, i);
+    for (uint64_t i = 0; i < 4; i++) {
+        ring_call_init(call, RING_LINES, LK_BF16, LK_BF16, *(const uint64_t *)arg, i);
         ring_play(me, call);
     }
     free(call);
@@ -92,12 +109,28 @@ static void stale_flags_do_not_come_back(void)
 {
     struct ring_world world;
     uint64_t begin = (7ULL << 32) + (5 << 24); /* the first large call is the 5th after it */
+    uint64_t few = 9, many = 2000;
 
     ring_world_init(&world, 3, 1, 1, LK_LINES_MAX);
     ring_pretend(&world, 0, begin);
     leave_stale_lines(&world, begin + 5);
-    ring_threads(&world, play_small_then_large, NULL);
+    CHECK(is_stale(&world, begin + 5));
+    ring_threads(&world, play_four, &few);
+    CHECK(!is_stale(&world, begin + 5));
+    ring_threads(&world, play_four, &many);
     ring_world_fini(&world);
+}
+
+static void banks_take_turns(void)
+{
+    uint64_t number = (5ULL << 32) - 4;
+
+    for (int i = 0; i < 8; i++) {
+        uint64_t next = lk_next_lines(number);
+
+        CHECK((uint32_t)next && next % 2 != number % 2 && next - number < 4);
+        number = next;
+    }
 }
 
 /* ---- aborts ---- */
@@ -248,6 +281,9 @@ static void what_travels_is_counted(void)
     ring_call_init(call, RING_REDUCE_SCATTER, LK_FP32, LK_FP32, 8192, 1);
     counts = counts_of(call);
     CHECK(counts.bytes_sent == 32768 + 8 * (2 + 2) && counts.bytes_elided == 0);
+    ring_call_init(call, RING_ALL_REDUCE, LK_FP32, LK_FP32, 4, 1); /* one pack, to rank 0 */
+    counts = counts_of(call);
+    CHECK(counts.bytes_sent == 16 + 8 + 8 && counts.bytes_elided == 0);
     ring_call_init(call, RING_LINES, LK_BF16, LK_BF16, 1000, 1);
     counts = counts_of(call);
     CHECK(counts.bytes_sent == 4000 && counts.bytes_elided == 0);
@@ -495,5 +531,6 @@ int main(void)
     lk_bell_nap_ms = 1000 * 3600;
     numbers_may_wrap();
     stale_flags_do_not_come_back();
+    banks_take_turns();
     return 0;
 }
