@@ -95,10 +95,23 @@ struct lk_norm_launch {
 int lk_run_norm_forward(const struct lk_norm_launch *launch, void *stream);
 int lk_run_norm_backward(const struct lk_norm_launch *launch, void *stream);
 
+/* ---- rows of tokens to experts ---- */
+
+struct lk_moe_launch {
+    struct lk_moe_routing routing;
+    struct lk_moe_rows rows;
+    uint32_t wide;
+};
+
+int lk_run_moe_route(const struct lk_moe_routing *routing, void *stream);
+int lk_run_moe_permute(const struct lk_moe_launch *launch, void *stream);
+int lk_run_moe_unpermute(const struct lk_moe_launch *launch, void *stream);
+
 /* Of the CUDA backend: load their kernels on the current device. 0 or a cudaError_t. */
 int lk_load_adamw(void);
 int lk_load_swiglu(void);
 int lk_load_norm(void);
+int lk_load_moe(void);
 
 #ifdef __cplusplus
 }

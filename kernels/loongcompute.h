@@ -200,6 +200,58 @@ int lk_norm_forward(const struct lk_norm *norm, const struct lk_norm_forward *fo
 int lk_norm_backward(const struct lk_norm *norm, const struct lk_norm_backward *backward,
                      void *stream);
 
+/* ---- rows of tokens to experts and back, on one device ----
+ *
+ * A slot is one choice of one token: slot = token * choices + choice. Routing gives every slot whose expert is in
+ * [0, experts) a row of the permuted matrix; rows of an expert lie together, in the order of slots. With capacity 0 each
+ * expert's rows begin where those of the one before it end, rounded up to a multiple of `align`; else expert e has rows
+ * [e * capacity, (e + 1) * capacity), and slots beyond that are dropped (row -1), the last ones first. All of it is exact.
+ * Equal experts of one token are slots like any other. */
+
+struct lk_moe_routing {
+    const int32_t
+        *experts; /* per slot; what is not in [0, experts) has no row: another rank's, or none */
+    uint64_t tokens;
+    uint32_t choices;      /* per token, >= 1 */
+    uint32_t expert_count; /* 1 to LK_MOE_EXPERTS */
+    uint32_t capacity;     /* rows of each expert; 0: as many as it gets */
+    uint32_t align;        /* with capacity 0: a power of two; 1 packs */
+    uint64_t
+        rows; /* of the permuted matrix. capacity 0: those beyond it are dropped; else expert_count * capacity */
+    int32_t *row_of_slot; /* tokens * choices; -1: none */
+    int32_t *slot_of_row; /* rows; -1: nobody fills it */
+    int32_t *counts;      /* per expert: rows filled */
+    int32_t *offsets; /* per expert and one more: its first row; last: the end of the last one's */
+    uint32_t *
+        live; /* a bit per row, 1: filled; ceil(rows / 32) words, as loongcommSetMask() takes it; or NULL */
+};
+
+#define LK_MOE_EXPERTS 1024
+
+/* Two launches. tokens * choices < 2^31, rows < 2^31. */
+int lk_moe_route(const struct lk_moe_routing *routing, void *stream);
+
+struct lk_moe_rows {
+    void *tokens; /* bf16, tokens x columns */
+    uint64_t token_stride;
+    void *permuted; /* bf16, rows x columns */
+    uint64_t permuted_stride;
+    uint64_t columns;
+    const float *weights; /* per slot; NULL: 1 */
+    int fill;             /* lk_moe_permute: write zeros to rows that nobody fills */
+};
+
+/* permuted[row] = weights[slot] * tokens[token of slot]; exact without weights. Rows that nobody fills are left as they
+ * are (those that `live` masks out need no contents) or zeroed. */
+int lk_moe_permute(const struct lk_moe_routing *routing, const struct lk_moe_rows *rows,
+                   void *stream);
+
+/* tokens[token] = sum over its choices, in their order, of weights[slot] * permuted[row of slot], in fp32, rounded once.
+ * Exact between the libraries. A token without rows becomes 0. Without weights it is the backward of lk_moe_permute(), as
+ * that is, with the same weights, this function's. */
+int lk_moe_unpermute(const struct lk_moe_routing *routing, const struct lk_moe_rows *rows,
+                     void *stream);
+
 #ifdef __cplusplus
 }
 #endif
