@@ -35,5 +35,6 @@ bool near_float(double got, double want, double bound);
 
 void check_swiglu(const struct compute_target *t);
 void check_norm(const struct compute_target *t);
+void check_moe(const struct compute_target *t);
 
 #endif

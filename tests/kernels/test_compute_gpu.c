@@ -212,6 +212,7 @@ int main(int argc, char **argv)
     check_adamw(&target);
     check_swiglu(&target);
     check_norm(&target);
+    check_moe(&target);
     CHECK(adamw_fingerprint(&target) == adamw_fingerprint(&host));
     a_graph_replays_steps(&target);
     if (!target.small && has_room((size_t)40 << 30))

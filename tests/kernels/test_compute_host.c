@@ -76,6 +76,7 @@ int main(int argc, char **argv)
     check_adamw(&target);
     check_swiglu(&target);
     check_norm(&target);
+    check_moe(&target);
     adamw_reaches_elements_beyond_2_32();
     return 0;
 }
