@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # usage: tests/gpu/kernels.sh LOGS [BUILD]
-# The kernels library on a GPU, in under two minutes: builds it for the GPU at hand (sm_90 unless GPU_ARCH says
+# The kernels library on a GPU, in a few minutes: builds it for the GPU at hand (sm_90 unless GPU_ARCH says
 # otherwise), checks it against the host library, once more with few cases under compute-sanitizer, and measures
 # it beside plain copies. Logs go to the folder LOGS. Ends with `N passed, N failed`; 77 where there is no GPU.
 set -u
@@ -42,7 +42,8 @@ build_it() {
     [ -f "$build/build.ninja" ] ||
         meson setup "$build" -Dkernels=enabled "-Dgpu_arch=${GPU_ARCH:-90}" "-Dvendor_includes=$vendor_includes" || return 1
     ninja -C "$build" kernels/libloongkernels.so kernels/libloongkernels-host.so \
-        tests/kernels/test_kernels_gpu tests/kernels/test_kernels_host perf/kernels/loongcomm-bench-kernels
+        tests/kernels/test_kernels_gpu tests/kernels/test_kernels_host \
+        tests/kernels/test_compute_gpu tests/kernels/test_compute_host perf/kernels/loongcomm-bench-kernels
 }
 sanitize() {
     command -v compute-sanitizer >/dev/null || { echo "no compute-sanitizer"; return 77; }
@@ -54,13 +55,17 @@ export root build
 cuda=$build/kernels/libloongkernels.so
 host=$build/kernels/libloongkernels-host.so
 gpu_test=$build/tests/kernels/test_kernels_gpu
+compute_test=$build/tests/kernels/test_compute_gpu
 if row build 120 build.log bash -c build_it; then
     row "host kernels" 60 host.log "$build/tests/kernels/test_kernels_host" "$host"
     row "CUDA kernels" 60 gpu.log "$gpu_test" "$cuda" "$host"
+    row "CUDA compute kernels" 120 compute.log "$compute_test" "$cuda" "$host"
+    row "AdamW beside torch's" 60 adamw_torch.log python3 "$root/kernels/examples/adamw_torch.py" "$cuda"
     row "bench" 60 bench.log "$build/perf/kernels/loongcomm-bench-kernels"
     sed '/^{/d' "$logs/bench.log"
     grep '^{' "$logs/bench.log" >"$logs/bench.jsonl"
     row "CUDA kernels under memcheck" 90 memcheck.log bash -c 'sanitize "$@"' - "$gpu_test" "$cuda" "$host" --small
+    row "CUDA compute kernels under memcheck" 120 compute_memcheck.log bash -c 'sanitize "$@"' - "$compute_test" "$cuda" "$host" --small
 fi
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ]
