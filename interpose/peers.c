@@ -429,7 +429,8 @@ static uint32_t share_of_device(const struct lc_peers *peers)
     uint32_t sharers = 1;
 
     for (uint32_t r = 0; r < shape->ranks; r++)
-        sharers += r != peers->rings.rank && strcmp(peers->offers[r].gpu, peers->offers[peers->rings.rank].gpu) == 0;
+        sharers += r != peers->rings.rank &&
+                   strcmp(peers->offers[r].gpu, peers->offers[peers->rings.rank].gpu) == 0;
     return shape->channels / sharers > 1 ? shape->channels / sharers : 1;
 }
 
@@ -451,6 +452,9 @@ static int clear(struct lc_peers *peers)
     if (poll_device(peers) == cudaErrorNotReady)
         return -EAGAIN;
     lc_room_withdraw_fd(peers->room);
+    if (peers->fd >= 0)
+        close(peers->fd);
+    peers->fd = -1;
     unmap(peers);
     return 0;
 }

@@ -176,7 +176,7 @@ static struct lc_room *find_offer(const struct lc_wanted *wanted)
 static int read_only_frame(struct lc_conn *conn, enum lc_frame_type type, size_t length,
                            const unsigned char **body)
 {
-    struct lc_frame head;
+    struct lc_frame head = { 0 };
     int err = lc_conn_read(conn, sizeof(head) + length);
 
     if (!err)
