@@ -33,11 +33,14 @@ static __device__ __forceinline__ void fence_system()
     asm volatile("fence.acq_rel.sys;" ::: "memory");
 }
 
-static __device__ __forceinline__ uint32_t load_abort(const uint32_t *address)
+/* To be asked by who waits, and ends if it is so: that it has been cut short is then said, as rings.h wants it. */
+static __device__ __forceinline__ uint32_t load_abort(uint32_t *address)
 {
     uint32_t value;
 
     asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+    if (value)
+        asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(address), "r"(2) : "memory");
     return value;
 }
 

@@ -256,9 +256,13 @@ inline void fence_system()
 {
     emulation::yield();
 }
-inline uint32_t load_abort(const uint32_t *address)
+inline uint32_t load_abort(uint32_t *address)
 {
-    return *const_cast<const volatile uint32_t *>(address);
+    volatile uint32_t *word = address;
+
+    if (*word)
+        *word = 2;
+    return *word;
 }
 inline uint4 load_slot(uint64_t address)
 {
