@@ -181,6 +181,8 @@ static void every_call(void)
         (struct series){ "alignments", make_alignment, 0, 64 * PAIRS * RING_OPS, small ? 7 : 1 }, 2,
         2, 2);
     run_series((struct series){ "lists", make_list, 0, 7 * PAIRS * RING_OPS, lists }, 3, 5, 3);
+    /* The two lists that are cut and draw. */
+    run_series((struct series){ "cut lists", make_list, 73, 78, 4 }, 2, 2, 2);
     for (uint32_t ranks = 2; ranks <= 8; ranks += small ? 3 : 1)
         run_series((struct series){ "kinds", make_any, ranks * 1000, ranks * 1000 + 40, 1 }, ranks,
                    ranks % 3 + 1, 1);
