@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(LK_BLOCK, 4)
     if (threadIdx.x == 0) {
         adamw_make_factors(&launch, &factors);
         if (some)
-            adamw_tensor_factors(&launch, piece.entry, &factors);
+            adamw_tensor_factors(&launch, &piece.entry, &factors);
     }
     __syncthreads();
     if (some && factors.apply) {

@@ -13,7 +13,7 @@
 
 /* The part of a tensor that a block works on. */
 struct adamw_piece {
-    const struct lk_adamw_entry *entry;
+    struct lk_adamw_entry entry; /* a copy: nothing that the block stores can change it */
     uint64_t begin;
     uint64_t end;
 };
@@ -22,17 +22,17 @@ LK_INLINE struct adamw_piece adamw_find(const struct lk_adamw_launch *launch, ui
 {
     struct adamw_piece piece;
 
-    piece.entry = &launch->entries[launch->chunk_entry[chunk]];
-    piece.begin = (uint64_t)(chunk - piece.entry->first_chunk) * LK_ADAMW_CHUNK;
+    piece.entry = launch->entries[launch->chunk_entry[chunk]];
+    piece.begin = (uint64_t)(chunk - piece.entry.first_chunk) * LK_ADAMW_CHUNK;
     piece.end = piece.begin + LK_ADAMW_CHUNK;
-    if (piece.end > piece.entry->count)
-        piece.end = piece.entry->count;
+    if (piece.end > piece.entry.count)
+        piece.end = piece.entry.count;
     return piece;
 }
 
 LK_INLINE enum lk_width adamw_width(const struct adamw_piece *piece)
 {
-    if (!(piece->entry->flags & LK_ADAMW_FAST))
+    if (!(piece->entry.flags & LK_ADAMW_FAST))
         return LK_SINGLE;
     return piece->end - piece->begin == LK_ADAMW_CHUNK ? LK_WHOLE : LK_WIDE;
 }
@@ -65,7 +65,7 @@ LK_INLINE struct adamw_squares adamw_end_squares(const float sums[8], uint32_t l
 LK_INLINE struct adamw_squares adamw_squares_fp32(const struct adamw_piece *piece, uint64_t thread,
                                                   enum lk_width width)
 {
-    const float *grad = (const float *)piece->entry->grad;
+    const float *grad = (const float *)piece->entry.grad;
     float sums[8] = { 0 };
     uint32_t largest = 0;
     float x[16];
@@ -84,7 +84,7 @@ LK_INLINE struct adamw_squares adamw_squares_fp32(const struct adamw_piece *piec
 LK_INLINE struct adamw_squares adamw_squares_bf16(const struct adamw_piece *piece, uint64_t thread,
                                                   enum lk_width width)
 {
-    const uint16_t *grad = (const uint16_t *)piece->entry->grad;
+    const uint16_t *grad = (const uint16_t *)piece->entry.grad;
     float sums[8] = { 0 };
     uint32_t largest = 0;
     float x[32];
@@ -103,7 +103,7 @@ LK_INLINE struct adamw_squares adamw_squares_bf16(const struct adamw_piece *piec
 LK_INLINE struct adamw_squares adamw_squares_thread(const struct adamw_piece *piece,
                                                     uint64_t thread)
 {
-    int half = (piece->entry->flags & LK_ADAMW_GRAD16) != 0;
+    int half = (piece->entry.flags & LK_ADAMW_GRAD16) != 0;
 
     switch (adamw_width(piece)) {
     case LK_WHOLE:
@@ -130,9 +130,9 @@ LK_INLINE double adamw_wide_thread(const struct adamw_piece *piece, uint64_t thr
     double sum = 0;
 
     for (uint64_t at = piece->begin + thread; at < piece->end; at += LK_BLOCK) {
-        double x = piece->entry->flags & LK_ADAMW_GRAD16
-                       ? widen_bf16(((const uint16_t *)piece->entry->grad)[at])
-                       : ((const float *)piece->entry->grad)[at];
+        double x = piece->entry.flags & LK_ADAMW_GRAD16
+                       ? widen_bf16(((const uint16_t *)piece->entry.grad)[at])
+                       : ((const float *)piece->entry.grad)[at];
 
         sum += x * x;
     }
@@ -245,7 +245,7 @@ struct adamw_group {
 LK_INLINE void adamw_read(const struct adamw_piece *piece, uint64_t at, uint32_t flags,
                           enum lk_width width, struct adamw_group *out)
 {
-    const struct lk_adamw_entry *entry = piece->entry;
+    const struct lk_adamw_entry *entry = &piece->entry;
 
     if (flags & LK_ADAMW_GRAD16)
         read4_bf16((const uint16_t *)entry->grad, at, piece->end, width, out->grad);
@@ -274,7 +274,7 @@ LK_INLINE void adamw_change(const struct adamw_factors *f, struct adamw_group *g
 LK_INLINE void adamw_write(const struct adamw_piece *piece, uint64_t at, uint32_t flags,
                            enum lk_width width, const struct adamw_group *group)
 {
-    const struct lk_adamw_entry *entry = piece->entry;
+    const struct lk_adamw_entry *entry = &piece->entry;
 
     write4(entry->param, at, piece->end, width, group->param);
     write4(entry->m, at, piece->end, width, group->m);
@@ -305,7 +305,7 @@ LK_INLINE void adamw_update_thread(const struct adamw_piece *piece, const struct
                                    uint64_t thread)
 {
     enum lk_width width = adamw_width(piece);
-    uint32_t flags = piece->entry->flags & (LK_ADAMW_COPY | LK_ADAMW_GRAD16);
+    uint32_t flags = piece->entry.flags & (LK_ADAMW_COPY | LK_ADAMW_GRAD16);
 
     if (width != LK_WHOLE)
         adamw_update_groups(piece, f, thread, flags, width);

@@ -82,7 +82,7 @@ static void run_update(void *arg)
     for (uint32_t chunk = 0; factors.apply && chunk < launch->chunks; chunk++) {
         struct adamw_piece piece = adamw_find(launch, chunk);
 
-        adamw_tensor_factors(launch, piece.entry, &factors);
+        adamw_tensor_factors(launch, &piece.entry, &factors);
         for (uint32_t t = 0; t < LK_BLOCK; t++)
             adamw_update_thread(&piece, &factors, t);
     }

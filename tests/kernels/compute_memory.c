@@ -52,7 +52,7 @@ void memory_down(const struct memory *memory)
     memory->target->get(memory->near - before, memory->far - before,
                         memory->bytes + before + GUARD);
     for (size_t i = 1; i <= before; i++)
-        CHECK(memory->near[0 - i] == GUARD_BYTE);
+        CHECK(*(memory->near - i) == GUARD_BYTE);
     for (size_t i = 0; i < GUARD; i++)
         CHECK(memory->near[memory->bytes + i] == GUARD_BYTE);
 }
