@@ -113,7 +113,8 @@ struct lc_tcp_lane_word {
 };
 
 #define LC_TCP_FRAME_MAGIC 0x3154434cu
-#define LC_TCP_CONTROL_MAX (LC_TCP_LANES * sizeof(struct lc_tcp_lane_word) + LC_TCP_WINDOW * 8)
+#define LC_TCP_CONTROL_MAX \
+    (LC_TCP_LANES * sizeof(struct lc_tcp_lane_word) + LC_TCP_WINDOW * sizeof(uint64_t))
 
 /* Pure checks of what a peer may have made up: 0 or -EPROTO. `to_receiver`: frames that a sender sends. */
 int lc_tcp_frame_check(const struct lc_tcp_frame *frame, bool to_receiver);
