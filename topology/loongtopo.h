@@ -5,6 +5,9 @@
  * a GPU or a NIC inside its PCI function, the ports ("net") inside a NIC, and links (NVLink, XGMI, C2C) that hang
  * below the GPU they start at. Only PCI functions on the way to a GPU or a NIC are kept when a machine is read.
  *
+ * On top of it stand NCCL's own choices (routes), what a job's nodes put on their links (plan), and what is wrong with
+ * a machine (findings).
+ *
  * Everything that is read may be hostile: sizes and counts are bounded, and what is refused is refused with one line.
  * Nothing is logged. No state but what is allocated: several threads may use the library, one topology by one thread
  * at a time while it is loaded and freed; a loaded one is never changed, so any number of threads may read it. */
@@ -190,6 +193,133 @@ struct lc_topo_path lc_topo_path(const struct lc_topo_paths *paths, int from, in
  * `most` are written. Returns how many there are. */
 int lc_topo_nearest_nets(const struct lc_topo_paths *paths, int gpu, int *out, int most);
 const char *lc_topo_path_name(enum lc_topo_path_type type);
+
+/* Asks for a variable of the environment that NCCL would see; NULL: not set. getenv serves. */
+typedef char *(lc_topo_getter)(const char *name);
+
+/* NCCL's settings that decide ways, as NCCL 2.28 reads them. */
+enum lc_topo_policy {
+    LC_TOPO_POLICY_AUTO,
+    LC_TOPO_POLICY_ALL,
+    LC_TOPO_POLICY_MAX,
+};
+
+struct lc_topo_nccl {
+    int pxn_disable, p2p_pxn_level,
+        pxn_c2c; /* NCCL_PXN_DISABLE, NCCL_P2P_PXN_LEVEL, NCCL_PXN_C2C */
+    int cross_nic;
+    enum lc_topo_policy policy; /* NCCL_NETDEVS_POLICY */
+    int nets_per_gpu;           /* of MAX */
+    int p2p_level, gdr_level;   /* a path type; LC_TOPO_UNKNOWN: not set */
+    int gdr_read, gdr_c2c;      /* NCCL_NET_GDR_READ, NCCL_NET_GDR_C2C */
+    int64_t
+        most_mbps; /* a topology file that gives no port a higher speed; 0: the speeds as they are */
+    bool policy_given, level_given, pxn_given, cross_given, file_given; /* by the user */
+};
+
+/* `get` NULL: NCCL's defaults. */
+void lc_topo_nccl_read(lc_topo_getter *get, struct lc_topo_nccl *out);
+
+/* The ways that NCCL takes in the end: those of the wires with its detours through the CPU where GPUs cannot reach each
+ * other or a port cannot reach a GPU, P2C, and PXN; and its choice of ports. Where a file does not say whether a GPU or
+ * a port can do GPUDirect, it is taken to. `topo` must outlive it. -E2BIG: more than 128 GPUs or 256 ports. */
+struct lc_topo_routes;
+int lc_topo_routes_find(const struct lc_topo *topo, const struct lc_topo_nccl *nccl,
+                        struct lc_topo_routes **out);
+void lc_topo_routes_free(struct lc_topo_routes *routes);
+struct lc_topo_path lc_topo_routes_path(const struct lc_topo_routes *routes, int from, int to);
+
+/* GPUs and ports by their place in the file; the nodes of them. */
+int lc_topo_routes_gpus(const struct lc_topo_routes *routes);
+int lc_topo_routes_nets(const struct lc_topo_routes *routes);
+int lc_topo_routes_gpu(const struct lc_topo_routes *routes, int place);
+int lc_topo_routes_net(const struct lc_topo_routes *routes, int place);
+
+/* NCCL's own port of a GPU on a channel, by which it receives; -1: none. */
+int lc_topo_own_net(const struct lc_topo_routes *routes, int gpu, int channel);
+
+/* Of how many ports a GPU's channels take turns. */
+int lc_topo_net_turns(const struct lc_topo_routes *routes, int gpu);
+
+/* How a GPU sends to a GPU of another node with that NVML number: by which port, and whose memory the port reads. All by
+ * place. relay == gpu: no PXN. net -1: no way. */
+struct lc_topo_choice {
+    int net, relay;
+};
+struct lc_topo_choice lc_topo_choose(const struct lc_topo_routes *routes, int gpu, int remote_dev,
+                                     int channel);
+
+/* A job's nodes: so many that are alike, of each kind. GPUs of the job are counted through, in the order of the kinds
+ * and of the files. */
+struct lc_topo_kind {
+    const struct lc_topo *topo;
+    int nodes;
+};
+#define LC_TOPO_MAX_KINDS 16
+
+enum lc_topo_side {
+    LC_TOPO_NCCLS, /* with the user's settings, or NCCL's defaults */
+    LC_TOPO_OURS,  /* with what follows from the plan as well; the same where that gains nothing */
+};
+
+/* What the most loaded direction of a link carries, as time at its nominal bandwidth. */
+struct lc_topo_load {
+    double ms;
+    char link[96];
+};
+
+struct lc_topo_side_loads {
+    struct lc_topo_load
+        all_to_all; /* each GPU sends 1 GB in equal parts to the GPUs of all other nodes */
+    struct lc_topo_load
+        all_reduce; /* of 1 GB: a ring for each port that NCCL would use, shared by their speeds */
+    double
+        between_rails; /* of the all-to-all's bytes: how many leave and arrive by ports of different rails */
+};
+
+struct lc_topo_setting {
+    const char *name, *value; /* value "": a topology file, see lc_topo_plan_most_mbps */
+};
+
+/* Compares what NCCL's settings and a topology file can express, by NCCL's own rules, and takes what has the smallest
+ * load on the most loaded link in an all-to-all; never what has more than NCCL's in any of lc_topo_side_loads, and never
+ * another value for what the user has set (`get`; NULL: nothing is set). Bytes inside a node do not count, the network
+ * between nodes is taken to be wide enough, and the parts of a message to spread over channels evenly. Rails are ports
+ * of different nodes nearest to a GPU of the same number. The kinds' topologies must outlive it.
+ * 0, -ENOMEM, -E2BIG as lc_topo_routes_find, -EINVAL: a kind without GPUs or ports, with two GPUs of one NVML number
+ * (several machines in one file), or one node in all. */
+struct lc_topo_plan;
+int lc_topo_plan_make(const struct lc_topo_kind *kinds, int count, lc_topo_getter *get,
+                      struct lc_topo_plan **out);
+void lc_topo_plan_free(struct lc_topo_plan *plan);
+struct lc_topo_side_loads lc_topo_plan_loads(const struct lc_topo_plan *plan,
+                                             enum lc_topo_side side);
+int lc_topo_plan_gpus(const struct lc_topo_plan *plan);
+
+/* What follows; 0: NCCL's own is the best of what can be expressed. */
+int lc_topo_plan_setting_count(const struct lc_topo_plan *plan);
+struct lc_topo_setting lc_topo_plan_setting(const struct lc_topo_plan *plan, int number);
+
+/* The highest speed that a topology file for this plan may give a port; 0: none is needed. */
+int64_t lc_topo_plan_most_mbps(const struct lc_topo_plan *plan);
+
+/* One way of the job, found in a table: ports and relay by place in their node's file. net -1: inside a node. */
+struct lc_topo_hop {
+    int net, relay, remote_net;
+    bool same_rail;
+};
+struct lc_topo_hop lc_topo_plan_hop(const struct lc_topo_plan *plan, enum lc_topo_side side,
+                                    int from, int to, int channel);
+
+/* Both sides' loads and what follows, as text. 0 or -EIO. */
+int lc_topo_plan_print(const struct lc_topo_plan *plan, const char *name, FILE *out);
+
+/* Is there anything to plan: NVLink, and several ports with numbers? */
+bool lc_topo_is_plannable(const struct lc_topo *topo);
+
+/* Made-up machines that show what plans are for. NULL behind the last. */
+const char *lc_topo_sample_name(int number);
+int lc_topo_sample(const char *name, struct lc_topo **out);
 
 #pragma GCC visibility pop
 

@@ -2,7 +2,7 @@
  *
  * NCCL's graph of a machine and its search: breadth first from every GPU and port, a way replaced when its type is
  * better, or its bandwidth at the same type, or its length at the same bandwidth. */
-#include "topology/topo_internal.h"
+#include "topology/paths.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -10,39 +10,20 @@
 
 #define MAX_OF_KIND 576 /* NCCL_TOPO_MAX_NODES of the newest release */
 #define LOCAL       5000.0
-#define SWITCHES    0 /* the one vertex of all NVSwitches; others are a node's index + 1 */
+#define SWITCHES    LC_TOPO_SWITCHES
 
-enum link_type { /* as NCCL numbers them, to be compared with path types */
-    LINK_NVL = LC_TOPO_PATH_NVL,
-    LINK_C2C = LC_TOPO_PATH_C2C,
-    LINK_PCI = LC_TOPO_PATH_PIX,
-    LINK_SYS = LC_TOPO_PATH_SYS,
-    LINK_NET = LC_TOPO_PATH_NET,
-};
+#define LINK_NVL LC_TOPO_LINK_NVL
+#define LINK_C2C LC_TOPO_LINK_C2C
+#define LINK_PCI LC_TOPO_LINK_PCI
+#define LINK_SYS LC_TOPO_LINK_SYS
+#define LINK_NET LC_TOPO_LINK_NET
 
-struct edge {
-    int to, next; /* next: of the same vertex; -1 */
-    enum link_type type;
-    double gbps;
-};
-
-struct lc_topo_paths {
-    const struct lc_topo *topo;
-    int *first; /* edge of each vertex; -1 */
-    struct edge *edges;
-    size_t edge_count, edge_room;
-    int *merged;    /* of each PCI node: the switch it is part of, else itself */
-    int *endpoints; /* GPUs and ports */
-    int *place;     /* of each node: its place among the endpoints; -1 */
-    int count;
-    struct lc_topo_path *table; /* [to][from] */
-};
-
-static int add_edge(struct lc_topo_paths *paths, int from, int to, enum link_type type, double gbps)
+static int add_edge(struct lc_topo_paths *paths, int from, int to, enum lc_topo_link_type type,
+                    double gbps)
 {
     if (type != LINK_SYS) { /* links side by side count together; there is one from CPU to CPU */
         for (int at = paths->first[from]; paths->edges && at >= 0; at = paths->edges[at].next) {
-            struct edge *edge = &paths->edges[at];
+            struct lc_topo_edge *edge = &paths->edges[at];
 
             if (edge->to == to && edge->type == type) {
                 edge->gbps += gbps;
@@ -59,12 +40,14 @@ static int add_edge(struct lc_topo_paths *paths, int from, int to, enum link_typ
         paths->edges = edges;
         paths->edge_room = room;
     }
-    paths->edges[paths->edge_count] = (struct edge){ to, paths->first[from], type, gbps };
+    paths->edges[paths->edge_count] = (struct lc_topo_edge){ from, to, paths->first[from], type,
+                                                             gbps };
     paths->first[from] = (int)paths->edge_count++;
     return 0;
 }
 
-static int connect(struct lc_topo_paths *paths, int a, int b, enum link_type type, double gbps)
+static int connect(struct lc_topo_paths *paths, int a, int b, enum lc_topo_link_type type,
+                   double gbps)
 {
     int err = add_edge(paths, a, b, type, gbps);
 
@@ -184,6 +167,15 @@ static int add_cpu(struct lc_topo_paths *paths, int cpu)
     return err;
 }
 
+static double port_gbps(const struct lc_topo_paths *paths, const struct lc_topo_node *port)
+{
+    int64_t mbps = port->net.mbps > 0 ? port->net.mbps : 10000;
+
+    if (paths->most_mbps && mbps > paths->most_mbps)
+        mbps = paths->most_mbps;
+    return (double)mbps / 8000;
+}
+
 /* What stands for a node in the graph: a GPU's PCI function is its GPU, a NIC's is the NIC. */
 static int add_node(struct lc_topo_paths *paths, int index)
 {
@@ -206,8 +198,7 @@ static int add_node(struct lc_topo_paths *paths, int index)
     case LC_TOPO_NET:
         if (node->net.dev < 0)
             return 0;
-        return connect(paths, vertex(index), vertex(above), LINK_NET,
-                       (double)(node->net.mbps > 0 ? node->net.mbps : 10000) / 8000);
+        return connect(paths, vertex(index), vertex(above), LINK_NET, port_gbps(paths, node));
     case LC_TOPO_GPU: {
         int err = connect(paths, vertex(index), vertex(paths->merged[nodes[above].parent]),
                           LINK_PCI, lc_topo_pci_gbps(&nodes[above].pci));
@@ -229,7 +220,8 @@ static bool is(const struct lc_topo_paths *paths, int at, enum lc_topo_type type
 }
 
 static enum lc_topo_path_type type_over(const struct lc_topo_paths *paths, int at,
-                                        const struct edge *edge, const struct lc_topo_path *have)
+                                        const struct lc_topo_edge *edge,
+                                        const struct lc_topo_path *have)
 {
     enum lc_topo_path_type type = edge->type == LINK_NET ? LC_TOPO_PATH_LOC
                                                          : (enum lc_topo_path_type)edge->type;
@@ -245,26 +237,53 @@ static enum lc_topo_path_type type_over(const struct lc_topo_paths *paths, int a
 }
 
 /* A GPU lets through only what goes by NVLink to the GPU behind it, and is the only one on the way. */
-static bool may_pass(const struct lc_topo_paths *paths, int base, int at, const struct edge *edge,
-                     int hops)
+static bool may_pass(const struct lc_topo_paths *paths, int base, int at,
+                     const struct lc_topo_edge *edge, int hops)
 {
     return at == base || !is_gpu(paths, at) ||
            (edge->type == LINK_NVL && is_gpu(paths, edge->to) && hops <= 1);
 }
 
 struct search {
-    struct lc_topo_path *found; /* of each vertex */
-    int *now, *then;            /* vertices whose ways have become better */
+    struct lc_topo_way *found; /* of each vertex */
+    int *now, *then;           /* vertices whose ways have become better */
     bool *queued;
 };
 
-static void step(const struct lc_topo_paths *paths, struct search *search, int base, int at,
-                 int *out)
+/* The link back, by which the way runs; NVLinks of a file may lack it. */
+static int reverse(const struct lc_topo_paths *paths, int e)
+{
+    const struct lc_topo_edge *edge = &paths->edges[e];
+    int at = paths->first[edge->to];
+
+    while (at >= 0 && (paths->edges[at].to != edge->from || paths->edges[at].type != edge->type))
+        at = paths->edges[at].next;
+    return at >= 0 ? at : e;
+}
+
+/* Ways share their ends, as lists do; what a way was when another was built on it stays. */
+int lc_topo_add_cell(struct lc_topo_paths *paths, int e, int rest)
+{
+    if (paths->cell_count == paths->cell_room) {
+        size_t room = paths->cell_room ? 2 * paths->cell_room : 1024;
+        void *cells = room > INT32_MAX ? NULL : realloc(paths->cells, room * sizeof(*paths->cells));
+
+        if (!cells)
+            return -ENOMEM;
+        paths->cells = cells;
+        paths->cell_room = room;
+    }
+    paths->cells[paths->cell_count] = (struct lc_topo_cell){ e, rest };
+    return (int)paths->cell_count++;
+}
+
+static int step(struct lc_topo_paths *paths, struct search *search, int base, int at, int *out)
 {
     for (int e = paths->first[at]; e >= 0; e = paths->edges[e].next) {
-        const struct edge *edge = &paths->edges[e];
-        struct lc_topo_path have = search->found[at];
-        struct lc_topo_path *old = &search->found[edge->to];
+        const struct lc_topo_edge *edge = &paths->edges[e];
+        struct lc_topo_path have = search->found[at].path;
+        struct lc_topo_path *old = &search->found[edge->to].path;
+        int cell;
         double gbps = have.gbps < edge->gbps ? have.gbps : edge->gbps;
         enum lc_topo_path_type type;
 
@@ -274,33 +293,40 @@ static void step(const struct lc_topo_paths *paths, struct search *search, int b
         if (type > old->type || (type == old->type && gbps < old->gbps) ||
             (type == old->type && gbps <= old->gbps && have.hops + 1 >= old->hops))
             continue;
+        cell = lc_topo_add_cell(paths, reverse(paths, e), search->found[at].cell);
+        if (cell < 0)
+            return cell;
         *old = (struct lc_topo_path){ type, gbps, have.hops + 1 };
+        search->found[edge->to].cell = cell;
         if (!search->queued[edge->to])
             search->then[(*out)++] = edge->to;
         search->queued[edge->to] = true;
     }
+    return 0;
 }
 
-static void search_from(struct lc_topo_paths *paths, struct search *search, int base)
+static int search_from(struct lc_topo_paths *paths, struct search *search, int base)
 {
     int vertices = paths->topo->count + 1;
     int count = 1;
+    int err = 0;
 
     for (int i = 0; i < vertices; i++)
-        search->found[i] = (struct lc_topo_path){ .type = LC_TOPO_PATH_DIS };
-    search->found[base] = (struct lc_topo_path){ LC_TOPO_PATH_LOC, LOCAL, 0 };
+        search->found[i] = (struct lc_topo_way){ { .type = LC_TOPO_PATH_DIS }, -1 };
+    search->found[base].path = (struct lc_topo_path){ LC_TOPO_PATH_LOC, LOCAL, 0 };
     search->now[0] = base;
-    while (count) {
+    while (count && !err) {
         int *swap = search->now;
         int next = 0;
 
         memset(search->queued, 0, (size_t)vertices * sizeof(*search->queued));
-        for (int i = 0; i < count; i++)
-            step(paths, search, base, search->now[i], &next);
+        for (int i = 0; i < count && !err; i++)
+            err = step(paths, search, base, search->now[i], &next);
         search->now = search->then;
         search->then = swap;
         count = next;
     }
+    return err;
 }
 
 static int search_all(struct lc_topo_paths *paths)
@@ -319,8 +345,8 @@ static int search_all(struct lc_topo_paths *paths)
     if (!search.found || !search.now || !search.then || !search.queued || !paths->table)
         err = -ENOMEM;
     for (size_t to = 0; to < count && !err; to++) {
-        search_from(paths, &search, vertex(paths->endpoints[to]));
-        for (size_t from = 0; from < count; from++)
+        err = search_from(paths, &search, vertex(paths->endpoints[to]));
+        for (size_t from = 0; from < count && !err; from++)
             paths->table[to * count + from] = search.found[vertex(paths->endpoints[from])];
     }
     free(search.found);
@@ -341,7 +367,8 @@ static int find_endpoints(struct lc_topo_paths *paths)
         paths->place[i] = -1;
         if (++counts[node->type] > MAX_OF_KIND && node->type < LC_TOPO_NVLINK)
             return -E2BIG;
-        if (node->type == LC_TOPO_GPU || (node->type == LC_TOPO_NET && node->net.dev >= 0)) {
+        if (node->type == LC_TOPO_GPU || node->type == LC_TOPO_CPU ||
+            (node->type == LC_TOPO_NET && node->net.dev >= 0)) {
             paths->place[i] = paths->count;
             paths->endpoints[paths->count++] = i;
         }
@@ -351,6 +378,12 @@ static int find_endpoints(struct lc_topo_paths *paths)
 
 int lc_topo_paths_find(const struct lc_topo *topo, struct lc_topo_paths **out)
 {
+    return lc_topo_paths_find_with(topo, 0, out);
+}
+
+int lc_topo_paths_find_with(const struct lc_topo *topo, int64_t most_mbps,
+                            struct lc_topo_paths **out)
+{
     size_t nodes = (size_t)topo->count;
     struct lc_topo_paths *paths = calloc(1, sizeof(*paths));
     int err;
@@ -358,6 +391,7 @@ int lc_topo_paths_find(const struct lc_topo *topo, struct lc_topo_paths **out)
     if (!paths)
         return -ENOMEM;
     paths->topo = topo;
+    paths->most_mbps = most_mbps;
     paths->first = malloc((nodes + 1) * sizeof(*paths->first));
     paths->merged = calloc(nodes, sizeof(*paths->merged));
     paths->endpoints = calloc(nodes, sizeof(*paths->endpoints));
@@ -389,17 +423,23 @@ void lc_topo_paths_free(struct lc_topo_paths *paths)
     free(paths->merged);
     free(paths->endpoints);
     free(paths->place);
+    free(paths->cells);
     free(paths->table);
     free(paths);
 }
 
 struct lc_topo_path lc_topo_path(const struct lc_topo_paths *paths, int from, int to)
 {
+    return lc_topo_way(paths, from, to).path;
+}
+
+struct lc_topo_way lc_topo_way(const struct lc_topo_paths *paths, int from, int to)
+{
     int a = paths->place[from];
     int b = paths->place[to];
 
     if (a < 0 || b < 0)
-        return (struct lc_topo_path){ .type = LC_TOPO_PATH_DIS };
+        return (struct lc_topo_way){ { .type = LC_TOPO_PATH_DIS }, -1 };
     return paths->table[(size_t)b * (size_t)paths->count + (size_t)a];
 }
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Shows a topology. The library that reads it needs hwloc and libxml2, so it is opened by this command alone. */
+#include "common/json.h"
 #include "interpose/cli/cli.h"
-#include "topology/loongtopo.h"
+#include "interpose/cli/topo_library.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +12,7 @@
 
 static const char help[] =
     "usage: loongcomm topo [--input FILE-OR-FOLDER] [--json] [--svg FILE] [--nccl-xml FILE]\n"
+    "       loongcomm topo --compare [--nodes N] [--input FILE-OR-FOLDER]... [--json]\n"
     "\n"
     "Shows what is connected to what in a machine: GPUs, NICs, PCIe switches, NUMA nodes, NVLinks, with\n"
     "link speeds, as a tree. Needs no GPU, changes nothing.\n"
@@ -19,6 +20,11 @@ static const char help[] =
     "  --input PATH       not this machine but: a topology file of NCCL or RCCL (NCCL_TOPO_FILE,\n"
     "                     NCCL_TOPO_DUMP_FILE), an XML file of hwloc's lstopo, or a folder that holds\n"
     "                     the /sys and /proc of another machine\n"
+    "  --compare          what a job on nodes like this one would put on the most loaded link, as NCCL\n"
+    "                     chooses its ways (with the NCCL_ variables set here) and with the settings that\n"
+    "                     do better; also for some made-up nodes. --input may be repeated\n"
+    "  --nodes N          so many nodes (default 4)\n"
+    "  --mixed            the inputs are nodes of one job, N of each\n"
     "  --json             one JSON document, \"schema\": \"loongcomm.topology/1\"\n"
     "  --svg FILE         also draws a picture\n"
     "  --nccl-xml FILE    also writes it as NCCL's topology file, for NCCL_TOPO_FILE\n"
@@ -27,20 +33,15 @@ static const char help[] =
     "exit codes: 0 shown, 1 the input cannot be read or the output not written, 2 wrong usage.\n";
 
 struct options {
-    const char *input;
+    const char *inputs[LC_TOPO_MAX_KINDS];
+    int input_count;
     const char *svg;
     const char *xml;
+    const char *nodes;
+    bool compare;
+    bool mixed;
     bool json;
     bool help;
-};
-
-struct library {
-    __typeof__(lc_topo_load) *load;
-    __typeof__(lc_topo_free) *free;
-    __typeof__(lc_topo_print_text) *print_text;
-    __typeof__(lc_topo_print_json) *print_json;
-    __typeof__(lc_topo_print_svg) *print_svg;
-    __typeof__(lc_topo_write_nccl) *write_nccl;
 };
 
 static int parse(int argc, char **argv, struct options *options)
@@ -50,66 +51,63 @@ static int parse(int argc, char **argv, struct options *options)
             const char *name;
             const char **value;
         } valued[] = {
-            {"--input",     &options->input},
-            { "--svg",      &options->svg  },
-            { "--nccl-xml", &options->xml  },
+            {"--input",     &options->inputs[options->input_count]},
+            { "--svg",      &options->svg                         },
+            { "--nccl-xml", &options->xml                         },
+            { "--nodes",    &options->nodes                       },
         };
+        const struct {
+            const char *name;
+            bool *value;
+        } flags[] = {
+            {"--json",     &options->json   },
+            { "--compare", &options->compare},
+            { "--mixed",   &options->mixed  },
+        };
+        size_t flag = 0;
         size_t at = 0;
 
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
             options->help = true;
             return LC_CLI_FINE;
         }
-        if (strcmp(argv[i], "--json") == 0) {
-            options->json = true;
+        while (flag < 3 && strcmp(argv[i], flags[flag].name) != 0)
+            flag++;
+        if (flag < 3) {
+            *flags[flag].value = true;
             continue;
         }
-        while (at < 3 && strcmp(argv[i], valued[at].name) != 0)
+        while (at < 4 && strcmp(argv[i], valued[at].name) != 0)
             at++;
-        if (at == 3)
+        if (at == 4)
             return lc_cli_usage("topo: unexpected '%s'", argv[i]);
         if (i + 1 == argc || !*argv[i + 1])
             return lc_cli_usage("topo: %s needs a value", argv[i]);
+        if (at == 0 && options->input_count == LC_TOPO_MAX_KINDS - 1)
+            return lc_cli_usage("topo: more than %d inputs", LC_TOPO_MAX_KINDS - 1);
         *valued[at].value = argv[++i];
+        options->input_count += at == 0;
     }
     return LC_CLI_FINE;
 }
 
-/* Stays open until the process ends. */
-static int open_library(struct library *out)
+static int check(const struct options *options, int *out_nodes)
 {
-    const struct {
-        const char *name;
-        void *slot;
-    } symbols[] = {
-        {"lc_topo_load",        &out->load      },
-        { "lc_topo_free",       &out->free      },
-        { "lc_topo_print_text", &out->print_text},
-        { "lc_topo_print_json", &out->print_json},
-        { "lc_topo_print_svg",  &out->print_svg },
-        { "lc_topo_write_nccl", &out->write_nccl},
-    };
-    char path[PATH_MAX];
-    void *handle;
+    char *end = NULL;
+    long nodes = options->nodes ? strtol(options->nodes, &end, 10) : 4;
 
-    if (lc_cli_find_topology(path) != 0) {
-        lc_cli_say("topo: libloongtopo.so is not installed: loongcomm was built without hwloc or "
-                   "libxml2");
-        return -ENOENT;
-    }
-    handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    for (size_t i = 0; handle && i < sizeof(symbols) / sizeof(*symbols); i++) {
-        void *found = dlsym(handle, symbols[i].name);
-
-        if (!found)
-            handle = NULL;
-        else
-            memcpy(symbols[i].slot, &found, sizeof(found));
-    }
-    if (handle)
-        return 0;
-    lc_cli_say("topo: libloongtopo.so cannot be loaded, it needs hwloc and libxml2: %s", dlerror());
-    return -ELIBACC;
+    *out_nodes = (int)nodes;
+    if (!options->compare && (options->nodes || options->mixed))
+        return lc_cli_usage("topo: --nodes and --mixed go with --compare");
+    if (!options->compare && options->input_count > 1)
+        return lc_cli_usage("topo: several inputs go with --compare");
+    if (options->compare && (options->svg || options->xml))
+        return lc_cli_usage("topo: --compare draws and writes no files");
+    if (options->nodes && (*end || nodes < 1 || nodes > 65536))
+        return lc_cli_usage("topo: --nodes takes a number of nodes, not '%s'", options->nodes);
+    if (nodes < 2 && !options->mixed)
+        return lc_cli_usage("topo: one node sends nothing to others; --nodes 2 at least");
+    return LC_CLI_FINE;
 }
 
 static bool is_stdout(const char *file)
@@ -133,7 +131,7 @@ static int print_to(const struct lc_topo *topo, const char *file, print_function
     return err;
 }
 
-static int show(const struct library *library, const struct lc_topo *topo,
+static int show(const struct lc_cli_topo_library *library, const struct lc_topo *topo,
                 const struct options *options)
 {
     int err = 0;
@@ -147,14 +145,202 @@ static int show(const struct library *library, const struct lc_topo *topo,
     return err;
 }
 
+/* --- --compare --- */
+
+struct comparison {
+    const struct lc_cli_topo_library *library;
+    const struct options *options;
+    struct lc_json json;
+    int nodes;
+    int shown;
+    char winners[1024]; /* names of machines that gain something */
+};
+
+static void json_load(struct lc_json *json, const char *key, const struct lc_topo_load *load)
+{
+    lc_json_key(json, key);
+    lc_json_object(json);
+    lc_json_key(json, "ms");
+    lc_json_double(json, load->ms);
+    lc_json_key(json, "link");
+    lc_json_string(json, load->link);
+    lc_json_end(json);
+}
+
+static void json_side(struct comparison *comparison, const struct lc_topo_plan *plan,
+                      const char *key, enum lc_topo_side side)
+{
+    struct lc_topo_side_loads loads = comparison->library->plan_loads(plan, side);
+
+    lc_json_key(&comparison->json, key);
+    lc_json_object(&comparison->json);
+    json_load(&comparison->json, "all_to_all", &loads.all_to_all);
+    json_load(&comparison->json, "all_reduce", &loads.all_reduce);
+    lc_json_key(&comparison->json, "between_rails");
+    lc_json_double(&comparison->json, loads.between_rails);
+    lc_json_end(&comparison->json);
+}
+
+static void json_plan(struct comparison *comparison, const struct lc_topo_plan *plan,
+                      const char *name)
+{
+    struct lc_json *json = &comparison->json;
+    int64_t mbps = comparison->library->plan_most_mbps(plan);
+
+    lc_json_object(json);
+    lc_json_key(json, "name");
+    lc_json_string(json, name);
+    lc_json_key(json, "gpus");
+    lc_json_int(json, comparison->library->plan_gpus(plan));
+    json_side(comparison, plan, "nccl", LC_TOPO_NCCLS);
+    json_side(comparison, plan, "loongcomm", LC_TOPO_OURS);
+    lc_json_key(json, "settings");
+    lc_json_object(json);
+    for (int i = 0; i < comparison->library->plan_setting_count(plan); i++) {
+        struct lc_topo_setting setting = comparison->library->plan_setting(plan, i);
+
+        lc_json_key(json, setting.name);
+        lc_json_string(json, *setting.value ? setting.value : NULL);
+    }
+    lc_json_end(json);
+    if (mbps) {
+        lc_json_key(json, "topology_file_most_mbits_per_s");
+        lc_json_int(json, mbps);
+    }
+    lc_json_end(json);
+}
+
+static void compare(struct comparison *comparison, const struct lc_topo_kind *kinds, int count,
+                    const char *name)
+{
+    const struct lc_cli_topo_library *library = comparison->library;
+    struct lc_topo_plan *plan = NULL;
+    int err = library->plan_make(kinds, count, getenv, &plan);
+
+    if (err) {
+        lc_cli_say("topo: %s cannot be planned: %s", name,
+                   err == -EINVAL ? "it lacks GPUs or ports, or is several machines"
+                                  : strerror(-err));
+        return;
+    }
+    if (comparison->options->json)
+        json_plan(comparison, plan, name);
+    else
+        (void)library->plan_print(plan, name, stdout);
+    if (library->plan_setting_count(plan)) {
+        size_t used = strlen(comparison->winners);
+
+        (void)snprintf(comparison->winners + used, sizeof(comparison->winners) - used, "%s%s",
+                       used ? ", " : "", name);
+    }
+    comparison->shown++;
+    library->plan_free(plan);
+}
+
+static const char *base_name(const struct lc_cli_topo_library *library, const struct lc_topo *topo)
+{
+    const char *name = library->name(topo);
+    const char *slash = strrchr(name, '/');
+
+    return slash && slash[1] ? slash + 1 : name;
+}
+
+/* What has no NVLink or one port only has nothing to choose between. */
+static void compare_inputs(struct comparison *comparison, struct lc_topo *const *topos, int count)
+{
+    const struct lc_cli_topo_library *library = comparison->library;
+    struct lc_topo_kind kinds[LC_TOPO_MAX_KINDS];
+
+    for (int i = 0; i < count; i++) {
+        kinds[i] = (struct lc_topo_kind){ topos[i], comparison->nodes };
+        if (comparison->options->mixed)
+            continue;
+        if (library->is_plannable(topos[i]))
+            compare(comparison, &kinds[i], 1, base_name(library, topos[i]));
+        else if (!comparison->options->json)
+            (void)printf("%s: nothing to choose: %s\n", base_name(library, topos[i]),
+                         library->is_partial(topos[i])
+                             ? "GPUs or ports are not in it, NCCL finds those on the machine"
+                             : "no NVLink, or fewer than two network ports");
+    }
+    if (comparison->options->mixed)
+        compare(comparison, kinds, count, "mixed");
+}
+
+static void compare_samples(struct comparison *comparison)
+{
+    const char *name;
+
+    for (int i = 0; (name = comparison->library->sample_name(i)); i++) {
+        struct lc_topo *topo = NULL;
+
+        if (comparison->library->sample(name, &topo) != 0)
+            continue;
+        compare(comparison,
+                &(struct lc_topo_kind){ topo, comparison->nodes < 2 ? 2 : comparison->nodes }, 1,
+                name);
+        comparison->library->free(topo);
+    }
+}
+
+static int show_comparison(const struct lc_cli_topo_library *library, struct lc_topo *const *topos,
+                           int count, const struct options *options, int nodes)
+{
+    struct comparison comparison = { .library = library, .options = options, .nodes = nodes };
+
+    if (options->json) {
+        lc_json_init(&comparison.json, stdout);
+        lc_json_object(&comparison.json);
+        lc_json_key(&comparison.json, "schema");
+        lc_json_string(&comparison.json, "loongcomm.plan/1");
+        lc_json_key(&comparison.json, "nodes");
+        lc_json_int(&comparison.json, nodes);
+        lc_json_key(&comparison.json, "plans");
+        lc_json_array(&comparison.json);
+    } else {
+        (void)printf("all-to-all: each GPU sends 1 GB to all other nodes together; all-reduce: of "
+                     "1 GB. Times are bytes by nominal bandwidth.\n");
+    }
+    compare_inputs(&comparison, topos, count);
+    if (!options->mixed)
+        compare_samples(&comparison);
+    if (options->json) {
+        lc_json_end(&comparison.json);
+        lc_json_end(&comparison.json);
+        (void)lc_json_finish(&comparison.json); /* a failing stream is seen by main() */
+    } else {
+        (void)printf("better than NCCL's own: %s\n",
+                     *comparison.winners ? comparison.winners : "none of these");
+    }
+    return comparison.shown ? LC_CLI_FINE : LC_CLI_FINDING;
+}
+
+/* Loads all inputs, this machine if there are none. Frees nothing. */
+static int load(const struct lc_cli_topo_library *library, const struct options *options,
+                struct lc_topo **out)
+{
+    int count = options->input_count ? options->input_count : 1;
+
+    for (int i = 0; i < count; i++) {
+        char error[1024];
+
+        if (library->load(options->inputs[i], &out[i], error, sizeof(error)) != 0) {
+            lc_cli_say("topo: %s", error);
+            return -EINVAL;
+        }
+    }
+    return count;
+}
+
 int lc_cli_topo(int argc, char **argv)
 {
     struct options options = { 0 };
     int code = parse(argc, argv, &options);
-    struct lc_topo *topo = NULL;
-    struct library library;
-    char error[1024];
-    int err;
+    struct lc_topo *topos[LC_TOPO_MAX_KINDS] = { 0 };
+    struct lc_cli_topo_library library;
+    char why[512];
+    int nodes = 0;
+    int count;
 
     if (code)
         return code;
@@ -162,15 +348,23 @@ int lc_cli_topo(int argc, char **argv)
         (void)fputs(help, stdout);
         return LC_CLI_FINE;
     }
+    code = check(&options, &nodes);
+    if (code)
+        return code;
     if (is_stdout(options.svg) + is_stdout(options.xml) + options.json > 1)
         return lc_cli_usage("topo: one of --json, --svg and --nccl-xml can go to standard output");
-    if (open_library(&library) != 0)
-        return LC_CLI_FINDING;
-    if (library.load(options.input, &topo, error, sizeof(error)) != 0) {
-        lc_cli_say("topo: %s", error);
+    if (lc_cli_topo_open(&library, why, sizeof(why)) != 0) {
+        lc_cli_say("topo: %s", why);
         return LC_CLI_FINDING;
     }
-    err = show(&library, topo, &options);
-    library.free(topo);
-    return err ? LC_CLI_FINDING : LC_CLI_FINE;
+    count = load(&library, &options, topos);
+    if (count < 0)
+        code = LC_CLI_FINDING;
+    else if (options.compare)
+        code = show_comparison(&library, topos, count, &options, nodes);
+    else
+        code = show(&library, topos[0], &options) ? LC_CLI_FINDING : LC_CLI_FINE;
+    for (int i = 0; i < LC_TOPO_MAX_KINDS; i++)
+        library.free(topos[i]);
+    return code;
 }

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The command itself: outputs, pictures, and what happens without its library."""
+import json
 import os
 import re
 import shutil
@@ -91,6 +92,44 @@ class Command(TopoTest):
         self.assertEqual(call("topo", "--input", BIG, "--svg", "-", "--json").returncode, 2)
         result = call("topo", "--input", BIG, "--svg", self.path("none", "p.svg"))
         self.assertEqual((result.returncode, result.stderr.count("\n")), (1, 1))
+
+    def compared(self, *args, **changes):
+        result = call("topo", "--compare", "--json", *args, **changes)
+        self.assertEqual((result.returncode, result.stderr), (0, ""), result)
+        document = json.loads(result.stdout)
+        self.assertEqual(document["schema"], "loongcomm.plan/1")
+        return {plan["name"]: plan for plan in document["plans"]}
+
+    def test_compare(self):
+        plans = self.compared("--input", BIG, "--nodes", "16")
+        self.assertEqual(plans[os.path.basename(BIG)]["gpus"], 16 * 8)
+        self.assertEqual(plans[os.path.basename(BIG)]["settings"], {})
+        self.assertEqual({name for name, plan in plans.items() if plan["settings"]},
+                         {"uneven-ports", "three-ports-for-two"})
+        for plan in plans.values():
+            ours, theirs = plan["loongcomm"]["all_to_all"]["ms"], plan["nccl"]["all_to_all"]["ms"]
+            self.assertTrue(ours < theirs if plan["settings"] else ours == theirs, plan)
+        self.assertEqual(plans["uneven-ports"]["topology_file_most_mbits_per_s"], 200000)
+        plans = self.compared("--input", BIG, NCCL_PXN_DISABLE="1")
+        self.assertGreater(plans["a-port-each"]["nccl"]["between_rails"], 0.8)
+        text = call("topo", "--compare", "--input", BIG).stdout
+        self.assertIn("better than NCCL's own: uneven-ports, three-ports-for-two", text)
+        self.assertIn("set NCCL_NETDEVS_POLICY=ALL", text)
+
+    def test_compare_a_job_of_unlike_nodes(self):
+        plans = self.compared("--mixed", "--nodes", "2", "--input", BIG, "--input", BIG)
+        self.assertEqual(list(plans), ["mixed"])
+        self.assertEqual(plans["mixed"]["gpus"], 32)
+
+    def test_compare_says_where_there_is_nothing_to_choose(self):
+        text = call("topo", "--compare", "--input", str(DATA / "azhpc-images/ndv5-topo.xml")).stdout
+        self.assertIn("ndv5-topo.xml: nothing to choose: GPUs or ports are not in it", text)
+
+    def test_usage_of_compare(self):
+        for args in (["--nodes", "3"], ["--mixed"], ["--compare", "--nodes", "x"], ["--compare", "--nodes", "1"],
+                     ["--compare", "--svg", "-"], ["--input", BIG, "--input", BIG]):
+            result = call("topo", *args)
+            self.assertEqual((result.returncode, result.stdout, result.stderr.count("\n")), (2, "", 1), args)
 
     def test_usage(self):
         self.assertEqual(call("topo", "--help").returncode, 0)
