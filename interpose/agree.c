@@ -5,6 +5,7 @@
 #include "common/log.h"
 #include "interpose/control/control.h"
 #include "interpose/process.h"
+#include "interpose/tuner.h"
 
 #include <errno.h>
 #include <stdatomic.h>
@@ -29,6 +30,7 @@ struct lc_agree {
     struct lc_room *room;
     int rank, ranks, device;
     struct lc_progress *progress; /* of its entry; set when the entry is made */
+    struct lc_tuned *tuned;       /* set when it is made; NULL: no tuner plugin has asked */
 
     /* Used by the thread that calls the communicator's operations. */
     uint64_t splits;
@@ -65,14 +67,22 @@ static void host_name(char out[64])
     (void)gethostname(out + strlen(out), 64 - strlen(out) - 1);
 }
 
-static struct lc_record my_record(int rank, int device)
+/* Profiles count like settings. */
+static uint64_t settings_hash(void)
+{
+    uint64_t profile = lc_tuner_profile_hash();
+
+    return lc_config_hash(lc_process_config()) ^ (profile >> 7 | profile << 57);
+}
+
+static struct lc_record my_record(const struct lc_agree *agree)
 {
     struct lc_record record = { .version = LC_RECORD_VERSION,
-                                .rank = (uint32_t)rank,
+                                .rank = (uint32_t)agree->rank,
                                 .pid = (uint32_t)getpid(),
-                                .device = device,
-                                .settings_hash = lc_config_hash(lc_process_config()),
-                                .capabilities = LC_CAN_CAST };
+                                .device = agree->device,
+                                .settings_hash = settings_hash(),
+                                .capabilities = LC_CAN_CAST | (agree->tuned ? LC_CAN_TUNE : 0) };
 
     host_name(record.host);
     return record;
@@ -86,6 +96,7 @@ static struct lc_agree *new_agree(int ranks, int rank, int device)
         agree->ranks = ranks;
         agree->rank = rank;
         agree->device = device;
+        agree->tuned = lc_tuner_take();
     }
     return agree;
 }
@@ -103,6 +114,7 @@ static struct lc_agree *seated(struct lc_agree *agree, int err)
         lc_info(
             "rank %d cannot join the agreement of its communicator (%s): its calls stay with NCCL",
             agree->rank, strerror(-err));
+    lc_tuner_put(agree->tuned);
     free(agree);
     return NULL;
 }
@@ -117,7 +129,7 @@ struct lc_agree *lc_agree_init(const ncclUniqueId *id, int ranks, int rank, int 
     agree = new_agree(ranks, rank, device);
     if (!agree)
         return NULL;
-    mine = my_record(rank, device);
+    mine = my_record(agree);
     return seated(agree, lc_room_join(id->internal, (uint32_t)ranks, &mine, &agree->room));
 }
 
@@ -165,7 +177,7 @@ struct lc_agree *lc_agree_child(struct lc_agree *parent, uint64_t creation, int 
     agree = new_agree(ranks, rank, device);
     if (!agree)
         return NULL;
-    mine = my_record(rank, device);
+    mine = my_record(agree);
     return seated(agree, lc_room_join_child(parent->room, creation, (uint32_t)colour,
                                             (uint32_t)ranks, &mine, &agree->room));
 }
@@ -173,6 +185,20 @@ struct lc_agree *lc_agree_child(struct lc_agree *parent, uint64_t creation, int 
 struct lc_room *lc_agree_room(const struct lc_agree *agree)
 {
     return agree->room;
+}
+
+bool lc_agree_is_tuned(const struct lc_agree *agree)
+{
+    return agree->tuned != NULL;
+}
+
+/* What is committed now, for the tuner; all ranks must have one, or their choices would differ. */
+static void tell_tuner(const struct lc_agree *agree)
+{
+    if (agree->tuned)
+        atomic_store_explicit(&agree->tuned->agreed,
+                              agree->committed && lc_room_capabilities(agree->room) & LC_CAN_TUNE,
+                              memory_order_release);
 }
 
 bool lc_agree_wants_setup(const struct lc_agree *agree)
@@ -223,6 +249,7 @@ ncclResult_t lc_agree_next(struct lc_agree *agree, bool ready, bool *committed)
     if (agree->voted && !agree->committed && epoch && agree->count >= agree->from)
         result = decide(agree);
     *committed = agree->committed;
+    tell_tuner(agree);
     return result;
 }
 
@@ -242,6 +269,7 @@ void lc_agree_rewind(struct lc_agree *agree, struct lc_agree_mark mark)
 {
     agree->count = mark.count;
     agree->committed = mark.committed;
+    tell_tuner(agree);
     if (agree->progress)
         lc_progress_rewind(agree->progress, mark.count);
 }
@@ -304,5 +332,6 @@ void lc_agree_free(struct lc_agree *agree)
     if (!agree)
         return;
     lc_room_release(agree->room);
+    lc_tuner_put(agree->tuned);
     free(agree);
 }

@@ -22,6 +22,8 @@ struct lc_room *lc_agree_room(const struct lc_agree *agree);
 
 /* What is agreed: bits of a record's capabilities, common to all ranks once committed. */
 #define LC_CAN_CAST 1u /* pack and unpack kernels are loaded */
+#define LC_CAN_TUNE \
+    2u /* NCCL has loaded our tuner plugin for this communicator, with the profile of the settings */
 
 /* The room of a new communicator, or NULL: no ticket, or nothing to agree on. Never waits. */
 struct lc_agree *lc_agree_init(const ncclUniqueId *id, int ranks, int rank, int device);
@@ -50,6 +52,9 @@ struct lc_agree_mark {
 };
 struct lc_agree_mark lc_agree_mark(const struct lc_agree *agree);
 void lc_agree_rewind(struct lc_agree *agree, struct lc_agree_mark mark);
+
+/* The tuner plugin waits for an agreement of all ranks. */
+bool lc_agree_is_tuned(const struct lc_agree *agree);
 
 /* Set-up may begin: all ranks are here, none has voted for us yet. One atomic load. */
 bool lc_agree_wants_setup(const struct lc_agree *agree);

@@ -7,6 +7,7 @@
 #include "interpose/create.h"
 #include "interpose/peers.h"
 #include "interpose/reduce.h"
+#include "interpose/tuner.h"
 
 LC_EXPORT ncclResult_t ncclGetVersion(int *version)
 {
@@ -35,13 +36,17 @@ LC_EXPORT ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUnique
 {
     LC_REAL(ncclCommInitRank);
     bool own = lc_call_enter_other();
-    ncclResult_t result = real->ncclCommInitRank(comm, nranks, commId, rank);
+    ncclResult_t result;
+
+    lc_tuner_open(own);
+    result = real->ncclCommInitRank(comm, nranks, commId, rank);
 
     if (own && lc_accepted(result))
         lc_create_init(comm, nranks, rank, LC_DEVICE_UNASKED, NULL,
                        result == ncclSuccess
                            ? lc_create_agree(&commId, nranks, rank, LC_DEVICE_UNASKED, NULL)
                            : NULL);
+    lc_tuner_close();
     lc_call_leave_other(own);
     return result;
 }
@@ -51,13 +56,17 @@ LC_EXPORT ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, nccl
 {
     LC_REAL(ncclCommInitRankConfig);
     bool own = lc_call_enter_other();
-    ncclResult_t result = real->ncclCommInitRankConfig(comm, nranks, commId, rank, config);
+    ncclResult_t result;
+
+    lc_tuner_open(own);
+    result = real->ncclCommInitRankConfig(comm, nranks, commId, rank, config);
 
     if (own && lc_accepted(result))
         lc_create_init(comm, nranks, rank, LC_DEVICE_UNASKED, config,
                        result == ncclSuccess
                            ? lc_create_agree(&commId, nranks, rank, LC_DEVICE_UNASKED, config)
                            : NULL);
+    lc_tuner_close();
     lc_call_leave_other(own);
     return result;
 }
@@ -68,14 +77,17 @@ LC_EXPORT ncclResult_t ncclCommInitRankScalable(ncclComm_t *newcomm, int nranks,
 {
     LC_REAL(ncclCommInitRankScalable);
     bool own = lc_call_enter_other();
-    ncclResult_t result = real->ncclCommInitRankScalable(newcomm, nranks, myrank, nId, commIds,
-                                                         config);
+    ncclResult_t result;
+
+    lc_tuner_open(own);
+    result = real->ncclCommInitRankScalable(newcomm, nranks, myrank, nId, commIds, config);
 
     if (own && lc_accepted(result))
         lc_create_init(newcomm, nranks, myrank, LC_DEVICE_UNASKED, config,
                        result == ncclSuccess
                            ? lc_create_agree(commIds, nranks, myrank, LC_DEVICE_UNASKED, config)
                            : NULL);
+    lc_tuner_close();
     lc_call_leave_other(own);
     return result;
 }
@@ -104,10 +116,14 @@ LC_EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclCo
     LC_REAL(ncclCommSplit);
     bool own = lc_call_enter_other();
     struct lc_pending child = lc_create_prepare_child(comm, newcomm, config, color, NULL);
-    ncclResult_t result = real->ncclCommSplit(comm, color, key, newcomm, config);
+    ncclResult_t result;
+
+    lc_tuner_open(own);
+    result = real->ncclCommSplit(comm, color, key, newcomm, config);
 
     if (own)
         lc_create_child(&child, result, real);
+    lc_tuner_close();
     lc_call_leave_other(own);
     return result;
 }
@@ -119,11 +135,15 @@ LC_EXPORT ncclResult_t ncclCommShrink(ncclComm_t comm, int *excludeRanksList, in
     bool own = lc_call_enter_other();
     struct lc_excluded excluded = { excludeRanksList, excludeRanksCount };
     struct lc_pending child = lc_create_prepare_child(comm, newcomm, config, 0, &excluded);
-    ncclResult_t result = real->ncclCommShrink(comm, excludeRanksList, excludeRanksCount, newcomm,
-                                               config, shrinkFlags);
+    ncclResult_t result;
+
+    lc_tuner_open(own);
+    result = real->ncclCommShrink(comm, excludeRanksList, excludeRanksCount, newcomm, config,
+                                  shrinkFlags);
 
     if (own)
         lc_create_child(&child, result, real);
+    lc_tuner_close();
     lc_call_leave_other(own);
     return result;
 }

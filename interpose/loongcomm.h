@@ -5,6 +5,8 @@
 #ifndef LOONGCOMM_H
 #define LOONGCOMM_H
 
+#include <stdint.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -19,6 +21,12 @@ unsigned long long loongcommCallsSeen(void);
 
 /* File of the NCCL that calls are passed to, or NULL while none is loaded. Lives as long as the process. */
 const char *loongcommNcclPath(void);
+
+/* For libnccl-tuner-loongcomm.so, within NCCL's making of a communicator, on the thread that makes it: a word that becomes
+ * 1, before the same call on all ranks, when they have agreed on the profile with this hash. NULL: they will not. To be
+ * ended once. */
+const uint32_t *loongcomm_tuner_begin_v1(uint64_t hash);
+void loongcomm_tuner_end_v1(const uint32_t *agreed);
 
 #ifdef __cplusplus
 }

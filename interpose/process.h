@@ -36,6 +36,9 @@ struct lc_pending {
     char name[32]; /* LC_COMM_NAME */
 };
 
+struct lc_gather;
+struct lc_tuned;
+
 /* Only the thread itself uses it. The initial-exec model makes it one instruction to reach; it is small
  * enough for the room that the loader keeps for libraries opened late (1664 bytes in glibc). */
 struct lc_thread {
@@ -43,9 +46,10 @@ struct lc_thread {
     unsigned depth; /* of groups, as NCCL counts it */
     unsigned ops;   /* calls since the outermost group began */
     struct lc_pending *pending;
+    bool creating;            /* NCCL is making a communicator on this thread (tuner.h) */
+    struct lc_tuned *tuned;   /* what the tuner plugin has got meanwhile */
     struct lc_gather *gather; /* all-reduces of the open group that travel together (gather.h) */
 };
-struct lc_gather;
 extern _Thread_local struct lc_thread lc_thread __attribute__((tls_model("initial-exec")));
 
 #endif

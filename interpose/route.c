@@ -170,6 +170,12 @@ static void route_reduction(struct lc_op *op, const struct lc_real *real)
     settle(op, result);
 }
 
+/* The vote of a communicator that needs none but for its tuner. */
+static bool is_ready_to_tune(struct lc_comm *comm, cudaStream_t stream)
+{
+    return lc_agree_is_tuned(comm->agree) && is_set_up(comm, stream);
+}
+
 void lc_route(struct lc_op *op, const struct lc_real *real)
 {
     struct lc_comm *comm = op->comm;
@@ -188,7 +194,8 @@ void lc_route(struct lc_op *op, const struct lc_real *real)
         bool committed;
 
         op->outcome = LC_NCCL_NO_FASTER_PATH;
-        settle_failure(op, lc_agree_next(comm->agree, false, &committed));
+        settle_failure(op,
+                       lc_agree_next(comm->agree, is_ready_to_tune(comm, op->stream), &committed));
         return;
     }
     route_reduction(op, real);
