@@ -59,9 +59,8 @@ static void load(void)
     if (strcmp(gpu, profile->gpu) == 0 && version == profile->nccl)
         profile_hash = profile->hash;
     else
-        lc_warn(
-            "profile %s is for %s and NCCL %d, and here are %s and NCCL %d: it is not used; `loongcomm tune` makes one",
-            path, profile->gpu, profile->nccl, gpu, version);
+        lc_warn("profile %s is for %s and NCCL %d, and here are %s and NCCL %d: it is not used",
+                path, profile->gpu, profile->nccl, gpu, version);
     free(profile);
 }
 

@@ -165,6 +165,7 @@ void rig_comm_unref(ncclComm_t comm)
     pthread_mutex_unlock(&comm->lock);
     if (!last)
         return;
+    rig_tuner_close(comm);
     rig_lanes_clear(comm, true);
     free(comm->lanes);
     free(comm->block_in);

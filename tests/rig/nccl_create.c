@@ -66,6 +66,9 @@ ncclResult_t rig_comm_connect(ncclComm_t comm, const struct rig_id *id)
     }
     pthread_mutex_lock(&comm->lock);
     comm->clique = clique;
+    pthread_mutex_unlock(&comm->lock);
+    rig_tuner_open(comm);
+    pthread_mutex_lock(&comm->lock);
     comm->state = RIG_READY;
     pthread_cond_broadcast(&comm->changed);
     pthread_mutex_unlock(&comm->lock);

@@ -52,12 +52,13 @@ static struct rig_header header_of(const struct rig_op *op, uint64_t seq)
 
 /* Compares the collective with what peers have said about theirs of the same number. Catches what the messages do
  * not, as two broadcasts with different roots. */
-static void check_with_peers(ncclComm_t comm, const struct rig_header *header)
+static void check_with_peers(ncclComm_t comm, const struct rig_header *header, uint32_t choice)
 {
     struct rig_slot *slots = comm->clique->shared->slot;
     struct rig_check *mine = &slots[comm->rank].checks[header->seq % RIG_CHECKS];
-    uint64_t what = (uint64_t)header->kind << 48 | (uint64_t)header->type << 40 |
-                    (uint64_t)header->redop << 32 | (uint32_t)header->root;
+    uint64_t what = (uint64_t)choice << 53 | (uint64_t)header->kind << 48 |
+                    (uint64_t)header->type << 40 | (uint64_t)header->redop << 32 |
+                    (uint32_t)header->root;
 
     atomic_store(&mine->seq, 0);
     atomic_store(&mine->what, what);
@@ -73,12 +74,12 @@ static void check_with_peers(ncclComm_t comm, const struct rig_header *header)
         if (his_what != what || his_count != header->count)
             lcrig_fail(
                 "mismatch in collective number %llu: rank %d runs %s (%llu x %s, op %u, root "
-                "%d), rank %d runs %s (%llu x %s, op %u, root %d)",
+                "%d, choice %x), rank %d runs %s (%llu x %s, op %u, root %d, choice %x)",
                 (unsigned long long)header->seq, comm->rank, rig_kind_name((int)header->kind),
                 (unsigned long long)header->count, rig_type_name((int)header->type), header->redop,
-                header->root, peer, rig_kind_name((int)(his_what >> 48)),
+                header->root, choice, peer, rig_kind_name((int)(his_what >> 48 & 0x1f)),
                 (unsigned long long)his_count, rig_type_name((int)(his_what >> 40 & 0xff)),
-                (unsigned)(his_what >> 32 & 0xff), (int32_t)his_what);
+                (unsigned)(his_what >> 32 & 0xff), (int32_t)his_what, (unsigned)(his_what >> 53));
     }
 }
 
@@ -343,7 +344,7 @@ static void run_collective(ncclComm_t comm, const struct rig_op *op)
 {
     struct rig_header header = header_of(op, comm->seq++);
 
-    check_with_peers(comm, &header);
+    check_with_peers(comm, &header, op->choice);
     if (op->count == 0)
         return;
     if (op->redop.kind == RIG_AVG)

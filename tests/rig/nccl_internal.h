@@ -191,6 +191,7 @@ struct rig_op {
     int root; /* or peer */
     ncclComm_t comm;
     cudaStream_t stream;
+    uint32_t choice; /* the tuner's, of 11 bits; 0: it has none; set at launch */
 };
 
 static inline bool rig_op_is_p2p(const struct rig_op *op)
@@ -324,6 +325,11 @@ struct ncclComm {
     bool was_launched, was_captured;
     unsigned long long last_capture;
 
+    /* Written before state leaves RIG_INIT. */
+    void *tuner;
+    bool is_tuned;
+    unsigned tuned_calls; /* that the tuner has decided; the launching thread's */
+
     /* Creations on this communicator; one at a time as with NCCL. */
     uint32_t turns;
     uint64_t shrink_keys[16]; /* one per shrink so far, to name repeated ones apart */
@@ -350,6 +356,12 @@ void rig_comm_unref(ncclComm_t comm);
 void rig_comm_set_error(ncclComm_t comm, ncclResult_t error);
 void rig_comm_set_state(ncclComm_t comm, enum rig_state state);
 ncclResult_t rig_comm_connect(ncclComm_t comm, const struct rig_id *id);
+
+/* ---- nccl_tuner.c: by the thread that makes, ends or launches ---- */
+void rig_tuner_open(ncclComm_t comm);
+void rig_tuner_close(ncclComm_t comm);
+uint32_t rig_tuner_choice(const struct rig_op *op);
+
 /* Waits until no plan is left in a stream (with_graphs: nor in a graph); fails the test when the time is up. */
 void rig_comm_wait_plans(ncclComm_t comm, bool with_graphs, const char *call);
 void rig_comm_wait_running(ncclComm_t comm);

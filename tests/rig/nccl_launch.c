@@ -52,7 +52,8 @@ static void add_op(struct batch *batch, const struct rig_op *op)
     size_t i;
 
     plan->ops = rig_grow(plan->ops, plan->count, &launch->plan_room, sizeof(*plan->ops));
-    plan->ops[plan->count++] = *op;
+    plan->ops[plan->count] = *op;
+    plan->ops[plan->count++].choice = rig_tuner_choice(op);
     if (works && !launch->works)
         launch->streams_count = 0; /* NCCL forgets collectives of nothing, their streams too */
     launch->works |= works;

@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * tuned TUNER: the tuner plugin in a job on the rig whose ranks may differ. Ranks that choose differently end the program
+ * there; each case says whether the profile is to be used in the end. The interposer is preloaded. */
+#include "tests/rig/test_nccl.h"
+
+#include <dlfcn.h>
+#include <stdbool.h>
+#include <stdio.h>
+
+#define RANKS 3
+#define CALLS 64
+#define COUNT 1000
+
+static const struct tuned {
+    const char *name;
+    int rank; /* the one that is not like the others */
+    const char *variable, *value;
+    bool used;
+    bool all; /* all ranks are like that */
+} cases[] = {
+    {"alike",            0, "LOONGCOMM_LOG_LEVEL", "warn",  true,  false},
+    { "no_plugin",       1, "NCCL_TUNER_PLUGIN",   "",      false, false},
+    { "other_profile",   2, "LOONGCOMM_PROFILE",   "other", false, false},
+    { "no_profile",      1, "LOONGCOMM_PROFILE",   "",      false, false},
+    { "off",             0, "LOONGCOMM_ENABLE",    "no",    false, false},
+    { "off_elsewhere",   2, "LOONGCOMM_ENABLE",    "no",    false, false},
+    { "another_machine", 0, "LOONGCOMM_PROFILE",   "alien", false, true },
+};
+
+static struct meeting *meeting;
+static char paths[3][64];        /* of profiles: the usual one, "other", "alien" */
+static _Atomic unsigned *chosen; /* by each rank: calls that went as the profile says */
+
+static void write_profile(char path[64], const char *gpu, int channels)
+{
+    int version = NCCL_VERSION_CODE; /* asking would load the settings of all ranks */
+    FILE *file;
+    int fd;
+
+    snprintf(path, 64, "/tmp/lc-tuned-XXXXXX");
+    fd = mkstemp(path);
+    CHECK(fd >= 0 && (file = fdopen(fd, "w")));
+    fprintf(file, "loongcomm.profile/1\ngpu %s\nnccl %d.%d.%d\n", gpu, version / 10000,
+            version / 100 % 100, version % 100);
+    fprintf(file, "nccl all-reduce %d 1 0 0 ring simple %d\n", RANKS, channels);
+    CHECK(fclose(file) == 0);
+}
+
+static void set(const struct tuned *which, int rank)
+{
+    const char *value = which->value;
+
+    CHECK(setenv("LOONGCOMM_PROFILE", paths[0], 1) == 0);
+    if (!which->all && rank != which->rank)
+        return;
+    if (strcmp(value, "other") == 0)
+        value = paths[1];
+    if (strcmp(value, "alien") == 0)
+        value = paths[2];
+    CHECK(setenv(which->variable, value, 1) == 0);
+}
+
+static void call(ncclComm_t comm, cudaStream_t stream, float *data)
+{
+    NCCL(ncclAllReduce(data, data, COUNT, ncclFloat32, ncclSum, comm, stream));
+}
+
+static int rank_main(int rank, int n, void *arg)
+{
+    unsigned (*count)(ncclComm_t) = dlsym(RTLD_DEFAULT, "lcrig_tuned_calls");
+    const struct tuned *which = arg;
+    ncclComm_t comm, child;
+    cudaStream_t stream;
+    float *data;
+
+    set(which, rank);
+    comm = comm_up(meeting, rank, n);
+    stream = stream_up();
+    data = device_alloc(2 * COUNT * sizeof(float));
+    memset(data, 0, 2 * COUNT * sizeof(float));
+    CHECK(count);
+    /* The ranks find each other sooner or later; what they choose changes at the same call. */
+    for (int i = 0; i < CALLS || (which->used && count(comm) == 0 && i < 4096); i++) {
+        call(comm, stream, data);
+        NCCL(ncclGroupStart());
+        call(comm, stream, data);
+        call(comm, stream, data + COUNT);
+        NCCL(ncclGroupEnd());
+        CUDA(cudaStreamSynchronize(stream));
+        usleep(1000);
+    }
+    chosen[rank] = count(comm);
+    NCCL(ncclCommSplit(comm, 0, rank, &child, NULL));
+    for (int i = 0; i < CALLS; i++)
+        call(child, stream, data);
+    CUDA(cudaStreamSynchronize(stream));
+    NCCL(ncclCommDestroy(child));
+    NCCL(ncclCommDestroy(comm));
+    CUDA(cudaStreamDestroy(stream));
+    CUDA(cudaFree(data));
+    return 0;
+}
+
+static bool run(const struct tuned *which)
+{
+    meeting_reset(meeting);
+    for (int r = 0; r < RANKS; r++)
+        chosen[r] = 0;
+    if (lc_ranks_run(RANKS, rank_main, (void *)(uintptr_t)which, 200)) {
+        fprintf(stderr, "%s: a rank failed\n", which->name);
+        return false;
+    }
+    printf("%s: %u, %u, %u calls as the profile says\n", which->name, chosen[0], chosen[1],
+           chosen[2]);
+    for (int r = 0; r < RANKS; r++) {
+        if ((chosen[r] > 0) != which->used || (which->used && chosen[r] != chosen[0]))
+            return false;
+    }
+    return true;
+}
+
+int main(int argc, char **argv)
+{
+    int failed = 0;
+
+    CHECK(argc == 2 && setenv("NCCL_TUNER_PLUGIN", argv[1], 1) == 0);
+    meeting = meeting_new();
+    chosen = mmap(NULL, sizeof(*chosen) * RANKS, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+                  -1, 0);
+    CHECK(chosen != MAP_FAILED);
+    write_profile(paths[0], "none", 8);
+    write_profile(paths[1], "none", 4);
+    write_profile(paths[2], "Some Other GPU", 8);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++)
+        failed += !run(&cases[i]);
+    for (int i = 0; i < 3; i++)
+        unlink(paths[i]);
+    return failed != 0;
+}
