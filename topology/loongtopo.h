@@ -317,6 +317,30 @@ int lc_topo_plan_print(const struct lc_topo_plan *plan, const char *name, FILE *
 /* Is there anything to plan: NVLink, and several ports with numbers? */
 bool lc_topo_is_plannable(const struct lc_topo *topo);
 
+/* --- what is wrong with a machine --- */
+
+enum lc_topo_severity { /* by harm */
+    LC_TOPO_FINE,
+    LC_TOPO_INFO,
+    LC_TOPO_WARNING,
+    LC_TOPO_ERROR,
+};
+
+/* One finding; `remedy` is "" where there is nothing to do. Texts live until it returns; bytes from files and from the
+ * environment are in them as they are. */
+typedef void(lc_topo_report)(void *arg, enum lc_topo_severity severity, const char *id,
+                             const char *evidence, const char *remedy);
+
+struct lc_topo_checks {
+    const char *root; /* the folder that stands for / of that machine; NULL: there is only a file */
+    lc_topo_getter *get;  /* NCCL's variables; NULL: none are set */
+    const char *affinity; /* CPUs that the job may use, as lc_topo_cpu's; NULL: not known */
+};
+
+/* Reports what is wrong, the most harmful of each severity first. A machine without GPUs is fine. 0 or -ENOMEM. */
+int lc_topo_examine(const struct lc_topo *topo, const struct lc_topo_checks *checks,
+                    lc_topo_report *report, void *arg);
+
 /* Made-up machines that show what plans are for. NULL behind the last. */
 const char *lc_topo_sample_name(int number);
 int lc_topo_sample(const char *name, struct lc_topo **out);

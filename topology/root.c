@@ -79,6 +79,27 @@ int lc_root_text(const struct lc_root *root, char *out, size_t size, const char 
     return 0;
 }
 
+int lc_root_bytes(const struct lc_root *root, void *out, size_t size, const char *fmt, ...)
+{
+    ssize_t got = -1;
+    struct stat st;
+    va_list ap;
+    int fd;
+
+    va_start(ap, fmt);
+    fd = open_named(root, O_RDONLY | O_NONBLOCK | O_NOCTTY, fmt, ap);
+    va_end(ap);
+    if (fd < 0)
+        return -errno;
+    errno = EINVAL;
+    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode))
+        got = read(fd, out, size);
+    if (got < 0)
+        got = -errno;
+    close(fd);
+    return (int)got;
+}
+
 int lc_root_link(const struct lc_root *root, char *out, size_t size, const char *fmt, ...)
 {
     ssize_t len = -1;

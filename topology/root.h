@@ -20,6 +20,10 @@ void lc_root_close(struct lc_root *root);
 __attribute__((format(printf, 4, 5))) int lc_root_text(const struct lc_root *root, char *out,
                                                        size_t size, const char *fmt, ...);
 
+/* The beginning of a file as it is. Its size, at most `size`. */
+__attribute__((format(printf, 4, 5))) int lc_root_bytes(const struct lc_root *root, void *out,
+                                                        size_t size, const char *fmt, ...);
+
 /* Where a link points to, as it is written there. 0. */
 __attribute__((format(printf, 4, 5))) int lc_root_link(const struct lc_root *root, char *out,
                                                        size_t size, const char *fmt, ...);

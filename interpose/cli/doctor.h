@@ -12,7 +12,9 @@
 struct lc_cli_doctor {
     struct lc_cli_findings findings;
     struct lc_cli_settings settings;
-    const char *python;   /* as asked for, or NULL: the first of python3, python */
+    const char *python; /* as asked for, or NULL: the first of python3, python */
+    const char
+        *input; /* another machine: a topology file or a folder; then nothing but it is looked at */
     char *const *command; /* behind --, or NULL */
     int64_t python_ms;    /* deadline of each Python */
     int64_t command_ms;
@@ -24,6 +26,9 @@ void lc_cli_check_library(struct lc_cli_doctor *doctor);
 
 /* Driver and GPUs. */
 void lc_cli_check_gpu(struct lc_cli_doctor *doctor);
+
+/* GPUs, NICs, links, and NCCL's settings beside them. */
+void lc_cli_check_machine(struct lc_cli_doctor *doctor);
 
 /* LOONGCOMM_*, LD_PRELOAD, NCCL's plugin and file variables. */
 void lc_cli_check_environment(struct lc_cli_doctor *doctor);

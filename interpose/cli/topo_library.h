@@ -17,6 +17,7 @@
     each(print_json);               \
     each(print_svg);                \
     each(write_nccl);               \
+    each(examine);                  \
     each(is_plannable);             \
     each(plan_make);                \
     each(plan_free);                \
