@@ -22,6 +22,12 @@ static struct hosted *find_hosted(const unsigned char key[LC_KEY_BYTES])
     return NULL;
 }
 
+/* Who comes late says the token of a room that the others have left, and means other rooms, too: it is one of us. */
+static void remember_token(const struct hosted *hosted)
+{
+    memcpy(control.past[control.n_past++ % LC_PAST_MAX], hosted->key, LC_KEY_BYTES);
+}
+
 static void free_hosted(struct hosted *hosted)
 {
     struct hosted **at = &control.hosted;
@@ -29,6 +35,8 @@ static void free_hosted(struct hosted *hosted)
     while (*at != hosted)
         at = &(*at)->next;
     *at = hosted->next;
+    if (hosted->is_root)
+        remember_token(hosted);
     if (hosted->is_root && hosted->nranks == 0)
         control.n_idle_roots--;
     lc_words_unmap(hosted->words);
@@ -355,17 +363,24 @@ static int answer(struct seat *seat, const unsigned char *body)
 }
 
 /* Constant time over the token, so that a stranger learns nothing from the clock. */
+static bool same_token(const unsigned char a[LC_KEY_BYTES], const unsigned char b[LC_KEY_BYTES])
+{
+    unsigned char differ = 0;
+
+    for (int i = 0; i < LC_KEY_BYTES; i++)
+        differ |= (unsigned char)(a[i] ^ b[i]);
+    return !differ;
+}
+
 static bool token_is_known(const unsigned char token[LC_KEY_BYTES])
 {
+    uint32_t n_past = control.n_past < LC_PAST_MAX ? control.n_past : LC_PAST_MAX;
     bool known = false;
 
-    for (struct hosted *h = control.hosted; h; h = h->next) {
-        unsigned char differ = 0;
-
-        for (int i = 0; i < LC_KEY_BYTES; i++)
-            differ |= (unsigned char)(h->key[i] ^ token[i]);
-        known |= h->is_root && !differ;
-    }
+    for (struct hosted *h = control.hosted; h; h = h->next)
+        known |= same_token(h->key, token) && h->is_root;
+    for (uint32_t i = 0; i < n_past; i++)
+        known |= same_token(control.past[i], token);
     return known;
 }
 

@@ -26,6 +26,7 @@
 #define LC_STRANGERS  64     /* connections without a token at once; more wait to be accepted */
 #define LC_CLIENTS    16384u /* and no more than a quarter of the descriptors of the program */
 #define LC_ROOMS_IDLE 1024   /* ids made and never used; the oldest gives way */
+#define LC_PAST_MAX   256u   /* tokens of rooms that have ended */
 #define LC_RANKS_MAX  65536u
 #define LC_SEATS_MAX  4096u /* of one client */
 #define LC_BLOBS_MAX  64u   /* of one rank in one room */
@@ -204,6 +205,8 @@ struct control {
     struct lc_deadline accept_from; /* not before, since descriptors are short */
     struct hosted *hosted;
     uint32_t n_idle_roots;
+    unsigned char past[LC_PAST_MAX][LC_KEY_BYTES]; /* the last n_past of them */
+    uint32_t n_past;                               /* ever; the oldest gives way */
     struct link *links;
     bool said_missing, said_refused; /* one line of each kind per process */
     char notice[256];                /* for the log, once the lock is given back; empty: none */

@@ -847,6 +847,49 @@ static void an_id_used_twice_harms_no_other_room(uint32_t rank)
     lc_room_release(room);
 }
 
+static bool is_hosted(const char id[LC_ID_BYTES])
+{
+    struct lc_ticket ticket;
+    bool found = false;
+
+    CHECK(lc_ticket_read(id, &ticket) == 0);
+    pthread_mutex_lock(&control.lock);
+    for (struct hosted *h = control.hosted; h; h = h->next)
+        found |= memcmp(h->key, ticket.token, LC_KEY_BYTES) == 0;
+    pthread_mutex_unlock(&control.lock);
+    return found;
+}
+
+/* Its connection says the token of the room that has ended, and carries the seat of the other one. */
+static void who_comes_late_for_one_room_is_in_time_for_the_next(uint32_t rank)
+{
+    struct lc_record mine = record_of(rank);
+    struct lc_room *first = NULL, *second = NULL;
+    char ended[LC_ID_BYTES];
+
+    if (rank == 0) {
+        first = join(rank, 2);
+        lc_room_release(first);
+        WAIT_FOR(!is_hosted(board->id));
+        first = NULL;
+    } else {
+        WAIT_FOR(atomic_load(&board->ready));
+    }
+    memcpy(ended, board->id, sizeof(ended));
+    meet(0, 2);
+    if (rank == 0)
+        CHECK(lc_control_stamp(board->id) == 0);
+    meet(1, 2);
+    if (rank == 1)
+        CHECK(lc_room_join(ended, 2, &mine, &first) == 0);
+    CHECK(lc_room_join(board->id, 2, &mine, &second) == 0);
+    WAIT_FOR(lc_room_complete(second));
+    CHECK(!first || !lc_room_complete(first));
+    meet(2, 2);
+    lc_room_release(first);
+    lc_room_release(second);
+}
+
 static void say_hello(int fd, const unsigned char token[LC_KEY_BYTES])
 {
     struct lc_frame head = { LC_WIRE_MAGIC, LC_FRAME_HELLO, 0, 0, sizeof(struct lc_hello) };
@@ -1029,6 +1072,7 @@ int main(int argc, char **argv)
     RUN(strangers_are_shown_out_and_harm_nobody, 2);
     RUN(a_forked_child_is_no_member, 2);
     RUN(an_id_used_twice_harms_no_other_room, 2);
+    RUN(who_comes_late_for_one_room_is_in_time_for_the_next, 2);
     RUN(a_burst_of_ranks_is_let_in, 2);
     RUN(without_descriptors_the_thread_sleeps, 2);
     RUN(words_are_those_of_their_room, 1);
