@@ -8,7 +8,6 @@
 #include "interpose/rings.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 struct item {
     struct lc_op op; /* its communicator is pinned */
@@ -165,21 +164,20 @@ static bool is_done(const struct item *item)
     return item->done == item->op.count;
 }
 
-/* By what the operation means: its handle may be destroyed and given to another one before the group ends. */
+/* By what the operation means: its handle may be destroyed and given to another one before the group ends. Calls with a
+ * factor of the program's go one by one: their factors, and where these lie, may be alike at one rank only. */
 static bool same_redop(const struct item *a, const struct item *b)
 {
     if (a->choice.path == LC_PATH_PACK)
         return a->op.redop == b->op.redop;
-    return a->redop.kind == b->redop.kind && a->redop.type == b->redop.type &&
-           a->redop.device_value == b->redop.device_value &&
-           /* NOLINTNEXTLINE(bugprone-suspicious-memory-comparison): -0.0 is not 0.0 here */
-           memcmp(&a->redop.value, &b->redop.value, sizeof(a->redop.value)) == 0;
+    return a->redop.kind == b->redop.kind && a->redop.kind != LC_REDOP_PREMUL;
 }
 
 static bool same_batch(const struct item *a, const struct item *b)
 {
-    return a->op.comm == b->op.comm && a->op.kind == b->op.kind && a->op.type == b->op.type &&
-           a->choice.outcome == b->choice.outcome && same_redop(a, b);
+    return a == b ||
+           (a->op.comm == b->op.comm && a->op.kind == b->op.kind && a->op.type == b->op.type &&
+            a->choice.outcome == b->choice.outcome && same_redop(a, b));
 }
 
 /* ---- batches ---- */

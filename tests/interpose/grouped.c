@@ -114,6 +114,40 @@ static void every_call_keeps_the_factor_it_was_made_with(const struct job *job)
     check(job, 0, scales, true);
 }
 
+/* Which factors are alike is a rank's own matter: what travels together must not depend on it. */
+static void factors_of_ranks_need_not_be_alike(const struct job *job)
+{
+    double bound = !job->is_wire ? 1e-6 : 4e-3 * sqrt(job->n);
+    ncclRedOp_t ops[TENSORS];
+
+    fill(job);
+    NCCL(ncclGroupStart());
+    for (int t = 0; t < TENSORS; t++) {
+        float factor = job->rank ? (float)(t + 1) : 2;
+
+        NCCL(ncclRedOpCreatePreMulSum(&ops[t], &factor, ncclFloat32, ncclScalarHostImmediate,
+                                      job->comm));
+        NCCL(ncclAllReduce(job->send[t], job->recv[t], COUNT, ncclFloat32, ops[t], job->comm,
+                           job->stream));
+    }
+    NCCL(ncclGroupEnd());
+    CUDA(cudaStreamSynchronize(job->stream));
+    for (int t = 0; t < TENSORS; t++) {
+        double diff = 0, norm = 0;
+
+        for (size_t i = 0; i < COUNT; i++) {
+            double want = 0;
+
+            for (int r = 0; r < job->n; r++)
+                want += value(r, t, i) * (r ? t + 1 : 2);
+            diff += (job->recv[t][i] - want) * (job->recv[t][i] - want);
+            norm += want * want;
+        }
+        CHECK(sqrt(diff / norm) <= bound);
+        NCCL(ncclRedOpDestroy(ops[t], job->comm));
+    }
+}
+
 /* More handles at a time than anybody needs: which are known must not depend on the order they were made in, since that
  * may differ between ranks. */
 static void any_number_of_factors_is_known(const struct job *job)
@@ -177,6 +211,7 @@ static int rank_main(int rank, int n, void *arg)
     }
     reduce_scatters_in_a_group_stay_what_they_are(&job);
     every_call_keeps_the_factor_it_was_made_with(&job);
+    factors_of_ranks_need_not_be_alike(&job);
     any_number_of_factors_is_known(&job);
     sums(&job);
     for (int t = 0; t < TENSORS; t++) {
