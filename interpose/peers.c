@@ -437,8 +437,10 @@ static uint32_t share_of_device(const struct lc_peers *peers)
 static int hear_results(struct lc_peers *peers)
 {
     for (uint32_t r = 0; r < peers->rings.shape.ranks; r++) {
-        if (r != peers->rings.rank && result_of(peers, r) == -EAGAIN)
-            return -EAGAIN;
+        int result = r == peers->rings.rank ? 1 : result_of(peers, r);
+
+        if (result <= 0) /* a failure may have come in a moment ago */
+            return result ? result : -ECANCELED;
     }
     lc_room_withdraw_fd(peers->room);
     peers->ctas = share_of_device(peers);
