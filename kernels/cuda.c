@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "kernels/exchange_internal.h"
 #include "kernels/list_internal.h"
 #include "kernels/rings_internal.h"
 
@@ -44,6 +45,12 @@ LK_API int lk_load_all(void)
     if (!result)
         result = lk_load_sum();
     return result ? result : lk_load_rings();
+}
+
+/* Exchanges run on the host library only. */
+int lk_run_exchange(const struct lk_exchange_launch *launch, void *stream)
+{
+    return -ENOTSUP;
 }
 
 static const struct {

@@ -91,7 +91,7 @@ static uint64_t *taken(const struct lk_cta *cta, uint32_t leg, uint32_t src, uin
     return lk_word_at(cta->head->rings.state, lk_taken_offset(shape_of(cta), leg, src, channel));
 }
 
-static bool has_credit(const struct lk_cta *cta, uint32_t leg, uint32_t dst, uint32_t channel)
+bool lk_slot_credit(const struct lk_cta *cta, uint32_t leg, uint32_t dst, uint32_t channel)
 {
     const struct lk_ring_shape *shape = shape_of(cta);
     uint64_t credit = lk_word_load(
@@ -100,14 +100,14 @@ static bool has_credit(const struct lk_cta *cta, uint32_t leg, uint32_t dst, uin
     return *sent(cta, leg, dst, channel) + 1 - credit <= shape->slots;
 }
 
-static uint32_t live_granules(const uint8_t *wire, uint32_t bytes)
+uint32_t lk_slot_live(const struct lk_cta *cta, uint32_t bytes)
 {
     uint32_t live = 0;
 
     for (uint32_t at = 0; at < bytes; at += LK_PACK_BYTES) {
         uint64_t words[2];
 
-        memcpy(words, wire + at, sizeof(words));
+        memcpy(words, cta->wire + at, sizeof(words));
         if (words[0] | words[1])
             live |= UINT32_C(1) << at / LK_GRANULE;
     }
@@ -119,9 +119,8 @@ static uint32_t granule_end(uint32_t at, uint32_t bytes)
     return at + LK_GRANULE < bytes ? at + LK_GRANULE : bytes;
 }
 
-/* Puts cta->wire into the next slot, for which there is credit. */
-static void send_slot(struct lk_cta *cta, uint32_t leg, uint32_t dst, uint32_t channel,
-                      uint32_t bytes)
+void lk_slot_send(struct lk_cta *cta, uint32_t leg, uint32_t dst, uint32_t channel, uint32_t bytes,
+                  uint32_t live)
 {
     const struct lk_ring_shape *shape = shape_of(cta);
     void *theirs = cta->head->rings.segments[dst];
@@ -129,7 +128,6 @@ static void send_slot(struct lk_cta *cta, uint32_t leg, uint32_t dst, uint32_t c
     uint64_t message = ++*sent(cta, leg, dst, channel);
     uint32_t slot = (uint32_t)((message - 1) % shape->slots);
     uint8_t *payload = (uint8_t *)lk_word_at(theirs, lk_slot_offset(shape, leg, me, channel, slot));
-    uint32_t live = live_granules(cta->wire, bytes);
 
     for (uint32_t at = 0; at < bytes; at += LK_GRANULE) {
         uint32_t size = granule_end(at, bytes) - at;
@@ -147,9 +145,8 @@ static void send_slot(struct lk_cta *cta, uint32_t leg, uint32_t dst, uint32_t c
     lk_bell_ring(cta->head, dst);
 }
 
-/* The word of the next message from src, if it is there. */
-static bool arrived(const struct lk_cta *cta, uint32_t leg, uint32_t src, uint32_t channel,
-                    uint64_t *out)
+bool lk_slot_arrived(const struct lk_cta *cta, uint32_t leg, uint32_t src, uint32_t channel,
+                     uint64_t *out)
 {
     const struct lk_ring_shape *shape = shape_of(cta);
     uint64_t before = *taken(cta, leg, src, channel);
@@ -160,9 +157,8 @@ static bool arrived(const struct lk_cta *cta, uint32_t leg, uint32_t src, uint32
     return (uint32_t)word == (uint32_t)(before + 1);
 }
 
-/* Takes the message with this word out of its slot into cta->in and gives the slot back. */
-static void take_slot(struct lk_cta *cta, uint32_t leg, uint32_t src, uint32_t channel,
-                      uint64_t word, uint32_t bytes)
+void lk_slot_take(struct lk_cta *cta, uint32_t leg, uint32_t src, uint32_t channel, uint64_t word,
+                  uint32_t bytes)
 {
     const struct lk_ring_shape *shape = shape_of(cta);
     uint64_t *count = taken(cta, leg, src, channel);
@@ -209,7 +205,7 @@ static struct lk_span tile_of(const struct lk_cta *cta, uint32_t rank, uint32_t 
 {
     const struct lk_ring_shape *shape = shape_of(cta);
     uint64_t tile = channel + (uint64_t)count * shape->channels;
-    uint64_t packs = cta->head->tile_granules * (LK_GRANULE / LK_PACK_BYTES);
+    uint64_t packs = (uint64_t)cta->head->tile_granules * (LK_GRANULE / LK_PACK_BYTES);
     uint64_t first;
 
     if (gathers(cta))
@@ -225,12 +221,14 @@ static bool send_one(struct lk_cta *cta, uint32_t channel, uint32_t peer)
 {
     uint32_t *done = &cta->job->channels[channel].sent[peer];
     struct lk_span span;
+    uint32_t bytes;
 
-    if (*done == tiles_in(cta, peer, channel) || !has_credit(cta, LK_SCATTER, peer, channel))
+    if (*done == tiles_in(cta, peer, channel) || !lk_slot_credit(cta, LK_SCATTER, peer, channel))
         return false;
     span = tile_of(cta, peer, channel, (*done)++);
     lk_span_round(cta, span, peer * !gathers(cta));
-    send_slot(cta, LK_SCATTER, peer, channel, span.packs * LK_PACK_BYTES);
+    bytes = span.packs * LK_PACK_BYTES;
+    lk_slot_send(cta, LK_SCATTER, peer, channel, bytes, lk_slot_live(cta, bytes));
     return true;
 }
 
@@ -242,10 +240,10 @@ static bool take_one(struct lk_cta *cta, uint32_t channel, uint32_t peer)
     uint64_t word;
 
     if (!gathers(cta) || *done == tiles_in(cta, peer, channel) ||
-        !arrived(cta, LK_GATHER, peer, channel, &word))
+        !lk_slot_arrived(cta, LK_GATHER, peer, channel, &word))
         return false;
     span = tile_of(cta, peer, channel, (*done)++);
-    take_slot(cta, LK_GATHER, peer, channel, word, span.packs * LK_PACK_BYTES);
+    lk_slot_take(cta, LK_GATHER, peer, channel, word, span.packs * LK_PACK_BYTES);
     lk_span_store(cta, span, cta->in);
     return true;
 }
@@ -258,8 +256,8 @@ static bool can_reduce(const struct lk_cta *cta, uint32_t channel)
     for (uint32_t peer = 0; peer < shape_of(cta)->ranks; peer++) {
         if (peer == me)
             continue;
-        if (!arrived(cta, LK_SCATTER, peer, channel, &word) ||
-            (gathers(cta) && !has_credit(cta, LK_GATHER, peer, channel)))
+        if (!lk_slot_arrived(cta, LK_SCATTER, peer, channel, &word) ||
+            (gathers(cta) && !lk_slot_credit(cta, LK_GATHER, peer, channel)))
             return false;
     }
     return true;
@@ -271,7 +269,7 @@ static bool reduce_one(struct lk_cta *cta, uint32_t channel)
     uint32_t *done = &cta->job->channels[channel].reduced;
     uint32_t me = cta->head->rings.rank, ranks = shape_of(cta)->ranks;
     struct lk_span span;
-    uint32_t bytes;
+    uint32_t bytes, live;
 
     if (*done == tiles_in(cta, me, channel) || !can_reduce(cta, channel))
         return false;
@@ -284,15 +282,16 @@ static bool reduce_one(struct lk_cta *cta, uint32_t channel)
             lk_span_own(cta, span, me * !gathers(cta), rank > 0);
             continue;
         }
-        arrived(cta, LK_SCATTER, rank, channel, &word);
-        take_slot(cta, LK_SCATTER, rank, channel, word, bytes);
+        lk_slot_arrived(cta, LK_SCATTER, rank, channel, &word);
+        lk_slot_take(cta, LK_SCATTER, rank, channel, word, bytes);
         lk_span_add(cta, span, cta->in, rank > 0);
     }
     lk_span_result(cta, span);
     lk_span_store(cta, span, cta->wire);
+    live = lk_slot_live(cta, bytes);
     for (uint32_t peer = 0; peer < ranks && gathers(cta); peer++) {
         if (peer != me)
-            send_slot(cta, LK_GATHER, peer, channel, bytes);
+            lk_slot_send(cta, LK_GATHER, peer, channel, bytes, live);
     }
     return true;
 }
@@ -347,22 +346,31 @@ static void run_slots(struct lk_cta *cta)
     } while (!all && !lk_aborted(cta->head));
 }
 
-static void run_cta(struct lk_job *job, uint32_t number, uint32_t ctas)
+void lk_cta_end(const struct lk_cta *cta)
 {
+    struct lk_ring_state *state = cta->head->rings.state;
+
+    __atomic_fetch_add(&state->counts.bytes_sent, cta->counts.bytes_sent, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&state->counts.bytes_elided, cta->counts.bytes_elided, __ATOMIC_RELAXED);
+}
+
+static void run_cta(void *arg, uint32_t number, uint32_t ctas)
+{
+    struct lk_job *job = arg;
     struct lk_cta cta = { .job = job, .head = &job->launch.head, .cta = number, .ctas = ctas };
-    struct lk_ring_state *state = cta.head->rings.state;
 
     if (cta.head->work == LK_WORK_LINES)
         lk_lines_run(&cta);
     else
         run_slots(&cta);
-    __atomic_fetch_add(&state->counts.bytes_sent, cta.counts.bytes_sent, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&state->counts.bytes_elided, cta.counts.bytes_elided, __ATOMIC_RELAXED);
+    lk_cta_end(&cta);
 }
 
 struct starter {
-    struct lk_job *job;
+    void *job;
+    void (*body)(void *job, uint32_t cta, uint32_t ctas);
     uint32_t cta;
+    uint32_t ctas;
     pthread_t thread;
     bool running;
 };
@@ -371,25 +379,27 @@ static void *cta_thread(void *arg)
 {
     const struct starter *starter = arg;
 
-    run_cta(starter->job, starter->cta, starter->job->launch.head.ctas);
+    starter->body(starter->job, starter->cta, starter->ctas);
     return NULL;
 }
 
-/* For tests: a thread for each CTA. */
-static void run_threads(struct lk_job *job)
+void lk_run_ctas(void *job, uint32_t ctas, void (*body)(void *job, uint32_t cta, uint32_t ctas))
 {
     struct starter starters[LK_CHANNELS_MAX];
-    uint32_t ctas = job->launch.head.ctas;
 
+    if (!lk_host_cta_threads) {
+        body(job, 0, 1);
+        return;
+    }
     for (uint32_t i = 0; i < ctas; i++) {
-        starters[i] = (struct starter){ .job = job, .cta = i };
+        starters[i] = (struct starter){ .job = job, .body = body, .cta = i, .ctas = ctas };
         starters[i].running = !pthread_create(&starters[i].thread, NULL, cta_thread, &starters[i]);
     }
     for (uint32_t i = 0; i < ctas; i++) {
         if (starters[i].running)
             pthread_join(starters[i].thread, NULL);
         else
-            run_cta(job, i, ctas);
+            body(job, i, ctas);
     }
 }
 
@@ -423,10 +433,7 @@ static void run_job(void *arg)
     job->tiles = (granules + head->tile_granules - 1) / head->tile_granules;
     memset(job->channels, 0, head->rings.shape.channels * sizeof(*job->channels));
     declare_use(job);
-    if (lk_host_cta_threads)
-        run_threads(job);
-    else
-        run_cta(job, 0, 1);
+    lk_run_ctas(job, head->ctas, run_cta);
 }
 
 static void free_job(void *arg)

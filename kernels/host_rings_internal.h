@@ -89,6 +89,28 @@ bool lk_bell_sleep(const struct lk_ring_head *head, uint32_t heard);
 
 bool lk_aborted(const struct lk_ring_head *head);
 
+/* Slots of a unit. A word of `arrived` is the one to take its message with. */
+bool lk_slot_credit(const struct lk_cta *cta, uint32_t leg, uint32_t dst, uint32_t channel);
+bool lk_slot_arrived(const struct lk_cta *cta, uint32_t leg, uint32_t src, uint32_t channel,
+                     uint64_t *out);
+
+/* Puts cta->wire into the next slot, for which there is credit: the granules with a bit in `live`. */
+void lk_slot_send(struct lk_cta *cta, uint32_t leg, uint32_t dst, uint32_t channel, uint32_t bytes,
+                  uint32_t live);
+
+/* Takes the message with this word out of its slot into cta->in and gives the slot back. */
+void lk_slot_take(struct lk_cta *cta, uint32_t leg, uint32_t src, uint32_t channel, uint64_t word,
+                  uint32_t bytes);
+
+/* Granules of cta->wire that are not all zero bits. */
+uint32_t lk_slot_live(const struct lk_cta *cta, uint32_t bytes);
+
+/* Adds what a thread has counted to the state. */
+void lk_cta_end(const struct lk_cta *cta);
+
+/* Runs body for every CTA of a launch: as one of one, or (tests) as `ctas` threads. */
+void lk_run_ctas(void *job, uint32_t ctas, void (*body)(void *job, uint32_t cta, uint32_t ctas));
+
 /* ---- host_rings_lines.c ---- */
 void lk_lines_run(struct lk_cta *cta);
 

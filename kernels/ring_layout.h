@@ -136,6 +136,39 @@ LK_INLINE uint64_t lk_tiles_in(const struct lk_ring_shape *s, uint64_t tiles, ui
     return tiles / s->channels + (channel < tiles % s->channels);
 }
 
+/* ---- messages of an exchange ----
+ * A message has tiles of its own, of equal size, the last may be shorter. Tile k of a message from src to dst is carried by
+ * the unit (LK_SCATTER, src, dst, channel (src + dst + k) % channels). A unit carries the tiles of messages in the order
+ * of the messages. So both ends know it from the size of each message alone, and it does not matter which messages have
+ * been put into one call at either end. That src + dst comes in spreads small messages to different ranks.
+ *
+ * Progress: a send waits for the credit of its unit, which its reader gives for having taken the message before; a take
+ * waits for its unit's word. Nothing waits for another unit, provided that whoever runs a call looks at all units that
+ * it has left and not at one until that one is ready. */
+
+/* As few as spread the message over all channels, at most a slot. */
+LK_INLINE uint32_t lk_message_granules(const struct lk_ring_shape *s, uint64_t bytes)
+{
+    uint64_t granules = (bytes + LK_GRANULE - 1) / LK_GRANULE;
+    uint64_t tile = (granules + s->channels - 1) / s->channels;
+
+    return tile < 1 ? 1 : tile > LK_SLOT_GRANULES ? LK_SLOT_GRANULES : (uint32_t)tile;
+}
+
+LK_INLINE uint64_t lk_message_tiles(const struct lk_ring_shape *s, uint64_t bytes)
+{
+    uint32_t tile = lk_message_granules(s, bytes) * LK_GRANULE;
+
+    return bytes / tile + (bytes % tile != 0);
+}
+
+/* The first tile of every message between the two that is carried in `channel`; the next ones are `channels` apart. */
+LK_INLINE uint32_t lk_message_first(const struct lk_ring_shape *s, uint32_t src, uint32_t dst,
+                                    uint32_t channel)
+{
+    return (channel + s->channels - (src + dst) % s->channels) % s->channels;
+}
+
 LK_INLINE uint64_t lk_slot_word(uint64_t message, uint32_t live)
 {
     return (uint64_t)live << 32 | (uint32_t)message;

@@ -21,8 +21,8 @@
  *    all its loads of the slot; the writer acquires before it writes a slot again. Message n may be written when
  *    n - credit <= slots.
  *  - Message n lies in slot (n - 1) % slots.
- * Every rank calls the same operations on one set of rings in the same order, each with equal arguments but for
- * addresses. Which tiles there are, who owns them and which unit carries them follows from the arguments and the shape
+ * Every rank calls the same reductions on one set of rings in the same order, each with equal arguments but for
+ * addresses; exchanges use units of leg LK_SCATTER for messages between any pairs. Which tiles there are, who owns them and which unit carries them follows from the arguments and the shape
  * alone (ring_layout.h), never from the size of the grid.
  *
  * Progress. Taking a result out of a gather slot waits for nothing else. Reducing a tile waits for the scatter slots of
@@ -134,6 +134,39 @@ int lk_rings_reduce_scatter(const struct lk_rings *rings, const struct lk_reduct
 size_t lk_lines_bytes(const struct lk_reduction *how, const struct lk_buffers *list, size_t n);
 int lk_lines_all_reduce(const struct lk_rings *rings, const struct lk_reduction *how,
                         const struct lk_buffers *list, size_t n, uint32_t ctas, void *stream);
+
+/* ---- exchanges: bytes from rank to rank, bit by bit ----
+ * The i-th message that a rank sends to another one is received by the i-th receive that the other one has from it, over
+ * all calls, whichever calls they are in; both have the same bytes. Only the ranks of the messages take part: a single send
+ * is a call of its rank alone. Calls of a rank run one after another, and the messages of one call all at once, so what
+ * ends with a transfer that begins when both sides are there ends here, too; one slot per unit is enough. The order of calls
+ * on one set of rings has to be the same at both ends of each pair, reductions included. */
+struct lk_message {
+    void *address;  /* any alignment; a send's is only read */
+    uint64_t bytes; /* 0: none, it is matched with nothing */
+    uint32_t peer;  /* own rank: the i-th send to it is copied to the i-th receive from it */
+    uint32_t
+        scan; /* of a send: 1: granules of zero bits are looked for, and do not travel; 0: all travel */
+};
+
+/* Rows of the send buffer. Bit r % 32 of bits[r / 32]: row r is live. Others are not read and arrive as zero bits. Sends
+ * that lie in the buffer are not scanned, those outside it know no mask; none may lie across an end of it. `bits` is read
+ * when the call runs. */
+struct lk_row_mask {
+    const void *base;
+    const uint32_t *bits;
+    uint64_t rows;
+    uint64_t row_bytes;
+};
+
+/* Up to this many messages of each directed pair are under way at once; a call with more is several, each with the next
+ * so many of every pair, and then both ends of such a pair have to have them in one call. */
+uint32_t lk_exchange_most(const struct lk_ring_shape *shape);
+
+/* mask may be NULL. `ctas` as above. Memory that is sent must not be received into, but for a send to itself in place. */
+int lk_rings_exchange(const struct lk_rings *rings, const struct lk_message *sends, size_t n_sends,
+                      const struct lk_message *recvs, size_t n_recvs,
+                      const struct lk_row_mask *mask, uint32_t ctas, void *stream);
 
 /* What the device has counted in the private state, for the ledger. Read with a copy from `state`, at offset 0. */
 struct lk_ring_counts {

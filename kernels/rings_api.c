@@ -29,7 +29,7 @@ LK_API size_t lk_ring_state_bytes(const struct lk_ring_shape *shape)
     return good_shape(shape) ? LK_STATE_HEADER + 2 * lk_units(shape) * sizeof(uint64_t) : 0;
 }
 
-static bool good_rings(const struct lk_rings *rings)
+bool lk_good_rings(const struct lk_rings *rings)
 {
     if (!good_shape(&rings->shape) || rings->rank >= rings->shape.ranks || !rings->state ||
         (uintptr_t)rings->state & 15 || !rings->abort || (uintptr_t)rings->abort & 3)
@@ -166,7 +166,7 @@ static int run(const struct lk_rings *rings, const struct lk_reduction *how,
     uint64_t parts = work == LK_WORK_REDUCE_SCATTER ? rings->shape.ranks : 1;
     struct lk_ring_launch launch;
 
-    if (!ctas || !good_rings(rings) || !good_reduction(how) ||
+    if (!ctas || !lk_good_rings(rings) || !good_reduction(how) ||
         !good_list(list, n, parts, how->type))
         return -EINVAL;
     make_head(&launch.head, rings, how, work, ctas);

@@ -8,6 +8,8 @@
 
 #include "kernels/ring_layout.h"
 
+#include <stdbool.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -92,6 +94,9 @@ LK_INLINE uint32_t lk_narrow(uint32_t type, float value, int stochastic, uint32_
         return float_bits(value);
     return type == LK_BF16 ? narrow_bf16(value, 1, stochastic, random) : narrow_fp16(value);
 }
+
+/* True of what a call can be made with. */
+bool lk_good_rings(const struct lk_rings *rings);
 
 /* Of the backend: the most ranks that it serves, at most LK_RANKS_MAX. */
 extern const uint32_t lk_backend_ranks;
