@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/plugin/plugin.h"
 
+#include <pthread.h>
 #include <sched.h>
 #include <string.h>
 
@@ -52,12 +53,73 @@ void pair_open(struct pair *pair, int dev)
     }
 }
 
+#define REGISTERED 256
+
+/* What mr_of has registered; a free place has no connection. */
+static pthread_mutex_t registered_lock = PTHREAD_MUTEX_INITIALIZER; /* guards: */
+static struct registered {
+    void *comm, *mr;
+    uintptr_t begin, end;
+} registered[REGISTERED];
+
+void *mr_of(void *comm, void *data, size_t size)
+{
+    uintptr_t begin = (uintptr_t)data, end = begin + size;
+    struct registered *found = NULL, *place = NULL;
+    void *mr;
+
+    if (size == 0)
+        return NULL;
+    CHECK(pthread_mutex_lock(&registered_lock) == 0);
+    for (size_t i = 0; i < REGISTERED && !found; i++) {
+        struct registered *at = &registered[i];
+
+        if (!at->comm)
+            place = at;
+        else if (at->comm == comm && at->begin <= begin && at->end >= end)
+            found = at;
+    }
+    if (!found) {
+        CHECK(place);
+        *place = (struct registered){ comm, NULL, begin, end };
+        OK(net.regMr(comm, data, size, LC_NCCL_PTR_HOST, &place->mr));
+        found = place;
+    }
+    mr = found->mr;
+    CHECK(pthread_mutex_unlock(&registered_lock) == 0);
+    return mr;
+}
+
+static void deregister(void *comm)
+{
+    CHECK(pthread_mutex_lock(&registered_lock) == 0);
+    for (size_t i = 0; i < REGISTERED; i++) {
+        if (registered[i].comm != comm)
+            continue;
+        OK(net.deregMr(comm, registered[i].mr));
+        registered[i].comm = NULL;
+    }
+    CHECK(pthread_mutex_unlock(&registered_lock) == 0);
+}
+
+void close_send(void *comm)
+{
+    deregister(comm);
+    OK(net.closeSend(comm));
+}
+
+void close_recv(void *comm)
+{
+    deregister(comm);
+    OK(net.closeRecv(comm));
+}
+
 void pair_close(struct pair *pair)
 {
     if (pair->send)
-        OK(net.closeSend(pair->send));
+        close_send(pair->send);
     if (pair->recv)
-        OK(net.closeRecv(pair->recv));
+        close_recv(pair->recv);
     if (pair->listener)
         OK(net.closeListen(pair->listener));
     pair->send = pair->recv = pair->listener = NULL;
@@ -90,8 +152,9 @@ int wait_done(void *request)
     return sizes[0];
 }
 
-void *post_send(void *comm, void *data, size_t size, int tag, void *mr)
+void *post_send(void *comm, void *data, size_t size, int tag)
 {
+    void *mr = mr_of(comm, data, size);
     long begun = now_ms();
     void *request;
 
@@ -104,9 +167,9 @@ void *post_send(void *comm, void *data, size_t size, int tag, void *mr)
     return request;
 }
 
-void *post_recv(void *comm, void *data, size_t size, int tag, void *mr)
+void *post_recv(void *comm, void *data, size_t size, int tag)
 {
-    void *event = NULL, *request;
+    void *mr = mr_of(comm, data, size), *event = NULL, *request;
     long begun = now_ms();
 
     do {

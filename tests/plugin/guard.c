@@ -38,17 +38,36 @@ static uint16_t listening[FDS];
 
 static uint16_t (*redirect)(uint16_t port); /* any thread, acquire and release */
 
-/* What the C library, or a sanitizer before it, has by this name. */
-#define REAL(name)                                                            \
-    ({                                                                        \
-        static __typeof__(name) *real_;                                       \
-        __typeof__(name) *found_ = __atomic_load_n(&real_, __ATOMIC_RELAXED); \
-        if (!found_) {                                                        \
-            found_ = (__typeof__(name) *)dlsym(RTLD_NEXT, #name);             \
-            CHECK(found_);                                                    \
-            __atomic_store_n(&real_, found_, __ATOMIC_RELAXED);               \
-        }                                                                     \
-        found_;                                                               \
+/* What the C library, or a sanitizer before it, has by these names. Written before main, or by the first call where that
+ * comes earlier: a thread that would look a name up while another unloads a library, and waits for it, would never end. */
+#define NAME(name) static __typeof__(name) *real_##name;
+#include "tests/plugin/guard.def"
+#undef NAME
+
+static void *look_up(const char *name)
+{
+    /* The name alone would find the oldest of several versions. */
+    bool versions = strncmp(name, "pthread_cond_", 13) == 0 && !GUARD_SANITIZED;
+    void *found = versions ? dlvsym(RTLD_NEXT, name, "GLIBC_2.3.2") : NULL;
+
+    found = found ? found : dlsym(RTLD_NEXT, name);
+    CHECK(found);
+    return found;
+}
+
+__attribute__((constructor)) static void look_all_up(void)
+{
+#define NAME(name) \
+    __atomic_store_n(&real_##name, (__typeof__(name) *)look_up(#name), __ATOMIC_RELAXED);
+#include "tests/plugin/guard.def"
+#undef NAME
+}
+
+#define REAL(name)                                            \
+    ({                                                        \
+        if (!__atomic_load_n(&real_##name, __ATOMIC_RELAXED)) \
+            look_all_up();                                    \
+        __atomic_load_n(&real_##name, __ATOMIC_RELAXED);      \
     })
 
 static long own_switches(void)
@@ -190,24 +209,17 @@ int sem_wait(sem_t *sem)
     return REAL(sem_wait)(sem);
 }
 
-/* The name alone would find the oldest of several versions. */
-#define REAL_CONDITION(name)                                                                 \
-    ({                                                                                       \
-        void *found_ = dlvsym(RTLD_NEXT, #name, "GLIBC_2.3.2");                              \
-        (__typeof__(name) *)(found_ && !GUARD_SANITIZED ? found_ : dlsym(RTLD_NEXT, #name)); \
-    })
-
 int pthread_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex)
 {
     can_block("pthread_cond_wait");
-    return REAL_CONDITION(pthread_cond_wait)(cond, mutex);
+    return REAL(pthread_cond_wait)(cond, mutex);
 }
 
 int pthread_cond_timedwait(pthread_cond_t *cond, pthread_mutex_t *mutex,
                            const struct timespec *until)
 {
     can_block("pthread_cond_timedwait");
-    return REAL_CONDITION(pthread_cond_timedwait)(cond, mutex, until);
+    return REAL(pthread_cond_timedwait)(cond, mutex, until);
 }
 
 ssize_t read(int fd, void *data, size_t size)

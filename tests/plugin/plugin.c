@@ -445,3 +445,20 @@ struct holdings holdings_now(void)
                               .threads = entries("/proc/self/task"),
                               .mappings = lines_of("/proc/self/maps") };
 }
+
+struct holdings holdings_since(const struct holdings *before)
+{
+    struct holdings now = holdings_now();
+
+    for (long begun = now_ms(); now_ms() - begun < patience_ms(); pause_ms(2)) {
+        if (now.descriptors <= before->descriptors && now.threads <= before->threads)
+            break;
+        now = holdings_now();
+    }
+    if (now.descriptors > before->descriptors || now.threads > before->threads ||
+        now.mappings > before->mappings + 2)
+        fprintf(stderr, "descriptors %d -> %d, threads %d -> %d, mappings %d -> %d\n",
+                before->descriptors, now.descriptors, before->threads, now.threads,
+                before->mappings, now.mappings);
+    return now;
+}

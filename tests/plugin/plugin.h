@@ -88,8 +88,14 @@ enum lc_nccl_result test_once(void *request, bool *done, int *sizes);
 /* Until done; the number of bytes. */
 int wait_done(void *request);
 /* Posts until there is a request. */
-void *post_send(void *comm, void *data, size_t size, int tag, void *mr);
-void *post_recv(void *comm, void *data, size_t size, int tag, void *mr);
+void *post_send(void *comm, void *data, size_t size, int tag);
+void *post_recv(void *comm, void *data, size_t size, int tag);
+
+/* As NCCL does it, memory is registered with its connection before it is used, and no more when that is closed. The
+ * first call for it registers, others find it; any thread. */
+void *mr_of(void *comm, void *data, size_t size);
+void close_send(void *comm);
+void close_recv(void *comm);
 
 long now_ms(void);
 long patience_ms(void);
@@ -105,5 +111,8 @@ struct holdings {
     int mappings;
 };
 struct holdings holdings_now(void);
+/* Once it is no more than `before`, or after patience_ms(): a thread that was joined is seen for a moment longer, and a
+ * goodbye may still be under way. */
+struct holdings holdings_since(const struct holdings *before);
 
 #endif
