@@ -74,6 +74,17 @@ void load_and_unload(void)
     load_often(times(200, 2000));
 }
 
+void wrong_settings_are_said_once(void)
+{
+    CHECK(setenv("LOONGCOMM_NET_TIMEOUT", "soon", 1) == 0);
+    CHECK(setenv("LOONGCOMM_NET_NO_SUCH", "1", 1) == 0);
+    plugin_log_clear();
+    start();
+    CHECK(plugin_log_count(LC_NCCL_LOG_WARN, "LOONGCOMM_NET_TIMEOUT") == 1);
+    CHECK(plugin_log_count(LC_NCCL_LOG_WARN, "LOONGCOMM_NET_NO_SUCH") == 1);
+    plugin_unload();
+}
+
 static struct pair exit_pair;
 
 static void close_at_exit(void)

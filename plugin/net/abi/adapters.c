@@ -2,9 +2,9 @@
  *
  * NCCL's network plugin interfaces over one transport. They differ in types and in a few arguments; what is equal in
  * several versions is one function here, and nothing is kept but the context of interfaces that know none. */
-#include "common/config.h"
 #include "common/log.h"
 #include "plugin/net/abi/abi.h"
+#include "plugin/net/settings.h"
 #include "plugin/net/transport.h"
 
 #include <errno.h>
@@ -15,6 +15,7 @@
 #include <string.h>
 
 #define EXPORT    __attribute__((visibility("default")))
+#define EARLY     16
 #define MAX_RECVS 8 /* buffers of one irecv; as many as NCCL ever groups */
 
 /* NCCL's test() reports sizes as int. */
@@ -67,32 +68,58 @@ static void log_to_nccl(enum lc_log_level level, const char *file, int line, con
             text);
 }
 
-static void log_to_nobody(enum lc_log_level level, const char *file, int line, const char *text)
+/* What is said about the settings before they have told where to; of set_up's thread. Further lines are counted. */
+static struct {
+    enum lc_log_level level;
+    const char *file; /* a literal */
+    int line;
+    char text[300];
+} early[EARLY];
+static unsigned early_count;
+
+static void log_early(enum lc_log_level level, const char *file, int line, const char *text)
 {
+    unsigned n = early_count++;
+
+    if (n >= EARLY)
+        return;
+    early[n].level = level;
+    early[n].file = file;
+    early[n].line = line;
+    (void)snprintf(early[n].text, sizeof(early[n].text), "%s", text);
 }
 
-/* NCCL filters what its logger gets (NCCL_DEBUG), so it gets info, too; a file of ours has our level. The transport reads
- * the settings for itself, and it is then that is said what is wrong with them. */
+static void say_early(void)
+{
+    for (unsigned i = 0; i < early_count && i < EARLY; i++)
+        if (early[i].level <= lc_log_max)
+            lc_log_write(early[i].level, early[i].file, early[i].line, "%s", early[i].text);
+    if (early_count > EARLY)
+        lc_warn("%u more settings are not right", early_count - EARLY);
+}
+
+/* NCCL filters what its logger gets (NCCL_DEBUG), so it gets info, too; a file of ours has our level. */
 static void set_up_log(void)
 {
-    static struct lc_config config;
     bool to_nccl = __atomic_load_n(&nccl_log, __ATOMIC_RELAXED);
+    const struct lc_config *config;
     enum lc_log_level level;
     int err = 0;
 
-    lc_log_set_sink(log_to_nobody);
-    (void)lc_config_load(&config);
-    level = config.log_level;
-    if (config.log_file[0])
-        err = lc_log_open_file(config.log_file);
-    if (!config.log_file[0] || err) {
+    lc_log_set_sink(log_early);
+    config = lc_net_settings();
+    level = config->log_level;
+    if (config->log_file[0])
+        err = lc_log_open_file(config->log_file);
+    if (!config->log_file[0] || err) {
         if (to_nccl && level < LC_LOG_INFO)
             level = LC_LOG_INFO;
         lc_log_set_sink(to_nccl ? log_to_nccl : NULL);
     }
     lc_log_set_level(level);
     if (err)
-        lc_warn("cannot append to %s (LOONGCOMM_LOG_FILE): %s", config.log_file, strerror(-err));
+        lc_warn("cannot append to %s (LOONGCOMM_LOG_FILE): %s", config->log_file, strerror(-err));
+    say_early();
 }
 
 static void set_up(void)

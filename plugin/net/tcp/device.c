@@ -279,8 +279,8 @@ static int search_by_rules(struct search *s)
     if (names && strlen(names) > 1) {
         err = search_names(s, names);
         if (!err && s->n == 0)
-            lc_warn("NCCL_SOCKET_IFNAME is '%.100s', and no interface that runs%s is named so",
-                    names, s->family ? " with an address of NCCL_SOCKET_FAMILY" : "");
+            lc_warn_once("NCCL_SOCKET_IFNAME is '%.100s', and no interface that runs%s is named so",
+                         names, s->family ? " with an address of NCCL_SOCKET_FAMILY" : "");
         return err;
     }
     err = search_names(s, "ib");
@@ -289,8 +289,8 @@ static int search_by_rules(struct search *s)
     for (size_t i = 0; i < sizeof(fallbacks) / sizeof(*fallbacks) && !err && s->n == 0; i++)
         err = search_names(s, fallbacks[i]);
     if (!err && s->n == 0)
-        lc_warn("no network interface runs%s: the net plugin offers no device",
-                s->family ? " with an address of NCCL_SOCKET_FAMILY" : "");
+        lc_warn_once("no network interface runs%s: the net plugin offers no device",
+                     s->family ? " with an address of NCCL_SOCKET_FAMILY" : "");
     return err;
 }
 

@@ -22,8 +22,8 @@ struct lc_tcp_device {
  * colon; '=' in front: whole names; '^' in front: all but those. */
 bool lc_tcp_name_matches(const char *list, const char *name);
 
-/* An array that the caller frees (lc_tcp_devices_free). 0 devices is a success and is logged. `speed_mbps`: what the
- * user says, 0: what the system says. */
+/* An array that the caller frees (lc_tcp_devices_free). 0 devices is a success and is logged once, though both
+ * transports look. `speed_mbps`: what the user says, 0: what the system says. */
 int lc_tcp_devices_find(int speed_mbps, struct lc_tcp_device **out, int *n_out);
 void lc_tcp_devices_free(struct lc_tcp_device *devices, int n);
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What the process has once: settings, devices, threads, the list of connections. */
-#include "common/config.h"
 #include "common/deadline.h"
 #include "common/log.h"
+#include "plugin/net/settings.h"
 #include "plugin/net/tcp/tcp_internal.h"
 
 #include <errno.h>
@@ -51,20 +51,19 @@ static int choose(size_t wanted, int automatic, int most)
 
 static void read_settings(void)
 {
-    struct lc_config config;
+    const struct lc_config *config = lc_net_settings();
     int processors = allowed_processors();
     int sockets = processors >= 8 ? 4 : processors >= 4 ? 3 : 2;
     int threads = processors / 4;
 
-    (void)lc_config_load(&config);
-    engine.sockets = choose(config.net_sockets, sockets, LC_TCP_LANES);
+    engine.sockets = choose(config->net_sockets, sockets, LC_TCP_LANES);
     threads = threads < 1 ? 1 : threads > 8 ? 8 : threads;
-    engine.threads_wanted = choose(config.net_threads, threads, 64);
-    engine.piece = config.net_piece < LC_TCP_PIECE_MIN   ? LC_TCP_PIECE_MIN
-                   : config.net_piece > LC_TCP_PIECE_MAX ? LC_TCP_PIECE_MAX
-                                                         : (uint32_t)config.net_piece;
-    engine.timeout_ns = (int64_t)(config.net_timeout ? config.net_timeout : 1) * 1000000000;
-    (void)lc_tcp_devices_find(config.net_speed > 100000000 ? 100000000 : (int)config.net_speed,
+    engine.threads_wanted = choose(config->net_threads, threads, 64);
+    engine.piece = config->net_piece < LC_TCP_PIECE_MIN   ? LC_TCP_PIECE_MIN
+                   : config->net_piece > LC_TCP_PIECE_MAX ? LC_TCP_PIECE_MAX
+                                                          : (uint32_t)config->net_piece;
+    engine.timeout_ns = (int64_t)(config->net_timeout ? config->net_timeout : 1) * 1000000000;
+    (void)lc_tcp_devices_find(config->net_speed > 100000000 ? 100000000 : (int)config->net_speed,
                               &engine.devices, &engine.n_devices);
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The transport's table: what NCCL's threads call. */
-#include "common/config.h"
 #include "common/log.h"
+#include "plugin/net/settings.h"
 #include "plugin/net/tcp/device.h"
 #include "plugin/net/transport.h"
 #include "plugin/net/verbs/data.h"
@@ -32,12 +32,11 @@ static uint32_t side_scope;
 
 static void configure(void)
 {
-    static struct lc_config config;
+    const struct lc_config *config = lc_net_settings();
     struct lc_tcp_device *found = NULL;
     int n = 0;
 
-    (void)lc_config_load(&config);
-    timeout_ns = (config.net_timeout ? config.net_timeout : 1) * NS_PER_S;
+    timeout_ns = (config->net_timeout ? config->net_timeout : 1) * NS_PER_S;
     if (lc_verbs_devices() == 0 || lc_tcp_devices_find(0, &found, &n))
         return;
     if (n > 0) {
