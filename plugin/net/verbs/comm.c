@@ -148,7 +148,7 @@ static unsigned usable_paths(struct lc_net_comm *comm)
 
     for (int i = 0; i < comm->n_paths; i++) {
         struct lc_verbs_path *path = &comm->paths[i];
-        struct lc_verbs_sight sight;
+        struct lc_verbs_sight sight = path->sight;
 
         if (!lc_verbs_port_look(path->port, &sight))
             continue;
@@ -317,9 +317,12 @@ static void on_frame(struct lc_net_comm *comm, struct lc_verbs_frame *frame)
     }
 }
 
-static void set_gone(struct lc_net_comm *comm)
+/* `err`: 0 where the peer has closed it. Without the side socket nothing can be repaired, and whether the peer is still
+ * there can only be known from it, so that both are the end. */
+static void set_gone(struct lc_net_comm *comm, int err)
 {
     comm->gone = true;
+    comm->gone_error = err;
     comm->gone_ns = lc_now_ns();
     lc_verbs_service_unwatch(comm);
 }
@@ -337,7 +340,7 @@ void lc_verbs_comm_readable(struct lc_net_comm *comm)
         if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
             return;
         if (got <= 0) {
-            set_gone(comm);
+            set_gone(comm, got < 0 ? errno : 0);
             return;
         }
         comm->in_bytes += (size_t)got;
@@ -347,7 +350,7 @@ void lc_verbs_comm_readable(struct lc_net_comm *comm)
         if (!hello)
             on_frame(comm, &comm->in.frame);
         else if (comm->error || lc_verbs_comm_greeted(comm, &comm->in.hello))
-            set_gone(comm);
+            set_gone(comm, 0);
     }
 }
 
@@ -360,7 +363,7 @@ void lc_verbs_comm_writable(struct lc_net_comm *comm)
         comm->connecting = false;
         if (getsockopt(comm->fd, SOL_SOCKET, SO_ERROR, &err, &size) == 0 && err) {
             lc_verbs_comm_fail(comm, -EREMOTEIO, "cannot connect: %s", strerror(err));
-            set_gone(comm);
+            set_gone(comm, err);
             return;
         }
     }
@@ -373,7 +376,10 @@ static void tick_gone(struct lc_net_comm *comm, int64_t now)
     if (comm->error || now - comm->gone_ns < GRACE_MS * MS)
         return;
     if (lc_verbs_data_waits(comm) || comm->state == LC_VERBS_HELLO) {
-        lc_verbs_comm_fail(comm, -EREMOTEIO, "the peer has closed the connection");
+        lc_verbs_comm_fail(comm, -EREMOTEIO, "%s%s",
+                           comm->gone_error ? "the socket beside the queue pairs broke: "
+                                            : "the peer has closed the connection",
+                           comm->gone_error ? strerror(comm->gone_error) : "");
     } else { /* the usual end: nobody waits for anything */
         comm->error = -EREMOTEIO;
         comm->state = LC_VERBS_FAILED;

@@ -103,7 +103,8 @@ struct lc_net_comm {
     /* the side socket */
     int fd;
     bool connecting;
-    bool gone; /* the peer has closed it */
+    bool gone;      /* it has ended: the peer has closed it, or it broke */
+    int gone_error; /* of the latter, 0: closed */
     int64_t gone_ns;
     size_t in_bytes, out_bytes;
     union {

@@ -430,8 +430,10 @@ static void on_completion(struct lc_net_comm *comm, int i, const struct ibv_wc *
     if (wc->status != IBV_WC_SUCCESS) {
         const char *text = lc_ibv.ibv_wc_status_str(wc->status);
 
+        /* The memory of a process that is killed may go before its queue pairs. */
         if (is_final(wc->status))
-            lc_verbs_comm_fail(comm, -EIO, "%s: %s", comm->paths[i].port->name, text);
+            lc_verbs_comm_fail(comm, wc->status == IBV_WC_REM_ACCESS_ERR ? -EREMOTEIO : -EIO,
+                               "%s: %s", comm->paths[i].port->name, text);
         else
             lc_verbs_comm_path_failed(comm, i, text);
         return;

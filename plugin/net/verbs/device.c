@@ -120,6 +120,7 @@ static int rank_gid(const struct lc_verbs_port *port, int index, const union ibv
 static bool choose_gid(const struct lc_verbs_port *port, int n, struct lc_verbs_sight *out)
 {
     const char *fixed = lc_environment_get("NCCL_IB_GID_INDEX");
+    static const uint8_t none[16];
     union ibv_gid gid;
     int best = 0;
 
@@ -128,6 +129,10 @@ static bool choose_gid(const struct lc_verbs_port *port, int n, struct lc_verbs_
         return lc_ibv.ibv_query_gid(port->nic->context, port->number, out->gid_index, &out->gid) ==
                0;
     }
+    if (memcmp(out->gid.raw, none, sizeof(none)) != 0 &&
+        !lc_ibv.ibv_query_gid(port->nic->context, port->number, out->gid_index, &gid) &&
+        memcmp(gid.raw, out->gid.raw, sizeof(gid.raw)) == 0)
+        return true;
     for (int i = 0; i < n && i < MAX_GIDS; i++) {
         int rank;
 
@@ -143,18 +148,17 @@ static bool choose_gid(const struct lc_verbs_port *port, int n, struct lc_verbs_
     return best > 0;
 }
 
-bool lc_verbs_port_look(const struct lc_verbs_port *port, struct lc_verbs_sight *out)
+bool lc_verbs_port_look(const struct lc_verbs_port *port, struct lc_verbs_sight *sight)
 {
     struct ibv_port_attr attr;
 
     if (!query_port(port, &attr) || attr.state != IBV_PORT_ACTIVE)
         return false;
-    memset(out, 0, sizeof(*out));
-    out->lid = attr.lid;
-    out->mtu = attr.active_mtu;
+    sight->lid = attr.lid;
+    sight->mtu = attr.active_mtu;
     if (port->ethernet)
-        return choose_gid(port, attr.gid_tbl_len, out);
-    return lc_ibv.ibv_query_gid(port->nic->context, port->number, 0, &out->gid) == 0;
+        return choose_gid(port, attr.gid_tbl_len, sight);
+    return lc_ibv.ibv_query_gid(port->nic->context, port->number, 0, &sight->gid) == 0;
 }
 
 /* A call with a descriptor that cannot be one says whether the kernel and the driver know such memory. */

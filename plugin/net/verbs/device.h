@@ -58,7 +58,8 @@ int lc_verbs_devices(void);
 struct lc_verbs_device *lc_verbs_device(int dev); /* NULL: no such device */
 void lc_verbs_devices_close(void);                /* only when nothing of them is in use any more */
 
-/* False if the port is down or has no usable address. One short system call or a few. */
-bool lc_verbs_port_look(const struct lc_verbs_port *port, struct lc_verbs_sight *out);
+/* False if the port is down or has no usable address. `sight` is what was last seen, or zeros, and becomes what is seen
+ * now; the address stays the same while the port has it, which also takes no descriptor to find out. */
+bool lc_verbs_port_look(const struct lc_verbs_port *port, struct lc_verbs_sight *sight);
 
 #endif

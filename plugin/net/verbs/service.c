@@ -18,6 +18,7 @@
 #define MS            ((int64_t)1000000)
 #define STRANGER_MS   10000 /* to say the token */
 #define MAX_STRANGERS 256   /* of one listen; the oldest goes first */
+#define SCARCE_MS     100   /* before the next try to accept, where no descriptor was left */
 #define EVENTS        16
 
 enum kind {
@@ -61,6 +62,7 @@ static struct {
     uint64_t last_id;
     struct lc_net_comm *comms;
     struct lc_net_listen *listens;
+    int64_t accept_ns; /* listens are not watched until then; 0: they are */
 } service = { .lock = PTHREAD_MUTEX_INITIALIZER, .epoll = -1, .kick = -1 };
 
 static bool forked; /* written in the child before it has a second thread */
@@ -231,6 +233,14 @@ static void add_stranger(struct lc_net_listen *listen, int fd, const union lc_tc
         drop_stranger(listen, stranger, false);
 }
 
+/* A listen that cannot be served stays readable, which would keep the thread busy. With the lock held. */
+static void watch_listens(bool on)
+{
+    service.accept_ns = on ? 0 : lc_now_ns() + SCARCE_MS * MS;
+    for (struct lc_net_listen *listen = service.listens; listen; listen = listen->next)
+        (void)watch(EPOLL_CTL_MOD, listen->fd, LISTEN, listen->id, on ? (uint32_t)EPOLLIN : 0);
+}
+
 static void listen_event(uint64_t id)
 {
     struct lc_net_listen *listen;
@@ -244,6 +254,10 @@ static void listen_event(uint64_t id)
 
         memset(&address, 0, sizeof(address));
         fd = accept4(listen->fd, &address.sa, &size, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
+            lc_warn_once("a peer connects and there is no descriptor for it: %s", strerror(errno));
+            watch_listens(false);
+        }
         if (fd < 0)
             break;
         add_stranger(listen, fd, &address);
@@ -346,11 +360,17 @@ static void stranger_event(uint64_t id)
         lc_verbs_service_close(comm);
 }
 
-static void tick_listens(void)
+/* Returns the milliseconds until it is due again, at most. */
+static int tick_listens(void)
 {
     int64_t now = lc_now_ns();
+    int wait_ms = STRANGER_MS / 10;
 
     lock();
+    if (service.accept_ns && now >= service.accept_ns)
+        watch_listens(true);
+    if (service.accept_ns)
+        wait_ms = SCARCE_MS;
     for (struct lc_net_listen *listen = service.listens; listen; listen = listen->next)
         for (struct stranger *s = listen->strangers, *next; s; s = next) {
             next = s->next;
@@ -358,6 +378,7 @@ static void tick_listens(void)
                 refuse(listen, s);
         }
     unlock();
+    return wait_ms;
 }
 
 /* Connections that were begun and that nobody has asked for since. */
@@ -386,6 +407,7 @@ static void *serve(void *arg)
     (void)arg;
     for (;;) {
         int n = epoll_wait(service.epoll, events, EVENTS, wait_ms);
+        int listens_ms;
         bool stop;
 
         lock();
@@ -406,11 +428,11 @@ static void *serve(void *arg)
             case COMM: comm_event(id, events[i].events); break;
             }
         }
-        tick_listens();
+        listens_ms = tick_listens();
         tick_offered();
         wait_ms = tick_comms();
-        if (wait_ms > STRANGER_MS / 10)
-            wait_ms = STRANGER_MS / 10;
+        if (wait_ms > listens_ms)
+            wait_ms = listens_ms;
     }
 }
 
