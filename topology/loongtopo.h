@@ -155,6 +155,9 @@ int lc_topo_print_svg(const struct lc_topo *topo, FILE *out);
  * -EILSEQ: a value holds a character that NCCL's reader cannot take (it knows no entities). */
 int lc_topo_write_nccl(const struct lc_topo *topo, FILE *out);
 
+/* The same, and no port has a higher speed than `most_mbps`. */
+int lc_topo_write_nccl_slowed(const struct lc_topo *topo, int64_t most_mbps, FILE *out);
+
 /* How NCCL sees the way between two devices, best first. The names are NCCL's. */
 enum lc_topo_path_type {
     LC_TOPO_PATH_LOC, /* the same device */

@@ -102,7 +102,21 @@ static bool writable(const char *text)
     return true;
 }
 
-static int write_node(const struct lc_topo *topo, int index, int depth, FILE *out)
+static int write_attribute(const struct lc_topo_node *node, const struct lc_topo_attr *attr,
+                           int64_t most_mbps, FILE *out)
+{
+    if (!writable(attr->name) || !writable(attr->value))
+        return -EILSEQ;
+    if (most_mbps && node->type == LC_TOPO_NET && node->net.mbps > most_mbps &&
+        strcmp(attr->name, "speed") == 0)
+        (void)fprintf(out, " speed=\"%lld\"", (long long)most_mbps);
+    else
+        (void)fprintf(out, " %s=\"%s\"", attr->name, attr->value);
+    return 0;
+}
+
+static int write_node(const struct lc_topo *topo, int index, int depth, int64_t most_mbps,
+                      FILE *out)
 {
     const struct lc_topo_node *node = &topo->nodes[index];
     const struct lc_topo_raw *raw = &topo->raw[index];
@@ -112,25 +126,29 @@ static int write_node(const struct lc_topo *topo, int index, int depth, FILE *ou
     (void)fprintf(out, "%*s<%s", 2 * depth, "", tag);
     if (index == 0 && !lc_topo_attribute(topo, 0, "version"))
         (void)fprintf(out, " version=\"1\"");
-    for (int a = 0; a < raw->attr_count; a++) {
-        if (!writable(raw->attrs[a].name) || !writable(raw->attrs[a].value))
-            return -EILSEQ;
-        (void)fprintf(out, " %s=\"%s\"", raw->attrs[a].name, raw->attrs[a].value);
-    }
+    for (int a = 0; a < raw->attr_count && !err; a++)
+        err = write_attribute(node, &raw->attrs[a], most_mbps, out);
+    if (err)
+        return err;
     if (node->child < 0) {
         (void)fprintf(out, "/>\n");
         return 0;
     }
     (void)fprintf(out, ">\n");
     for (int at = node->child; at >= 0 && !err; at = topo->nodes[at].next)
-        err = write_node(topo, at, depth + 1, out);
+        err = write_node(topo, at, depth + 1, most_mbps, out);
     (void)fprintf(out, "%*s</%s>\n", 2 * depth, "", tag);
     return err;
 }
 
 int lc_topo_write_nccl(const struct lc_topo *topo, FILE *out)
 {
-    int err = write_node(topo, 0, 0, out);
+    return lc_topo_write_nccl_slowed(topo, 0, out);
+}
+
+int lc_topo_write_nccl_slowed(const struct lc_topo *topo, int64_t most_mbps, FILE *out)
+{
+    int err = write_node(topo, 0, 0, most_mbps, out);
 
     if (!err && (fflush(out) != 0 || ferror(out)))
         err = -EIO;

@@ -48,7 +48,7 @@ static void own_affinity(char *out, size_t size)
 void lc_cli_check_machine(struct lc_cli_doctor *doctor)
 {
     char affinity[CPUS / 32 * 9 + 1];
-    struct lc_topo_checks checks = { .root = doctor->input ? NULL : "/", .get = getenv };
+    struct lc_topo_checks checks = { .root = doctor->input ? NULL : "/", .get = lc_cli_nccl_get };
     struct lc_cli_topo_library library;
     struct lc_topo *topo = NULL;
     char text[1024];

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/cleanup.h"
 #include "interpose/cli/cli.h"
+#include "interpose/cli/plan.h"
 #include "interpose/cli/settings.h"
 
 #include <errno.h>
@@ -32,6 +33,12 @@ static const char help[] =
     "                           NCCL by a full path needs that path changed (vLLM: set\n"
     "                           VLLM_NCCL_SO_PATH to the libnccl.so.2 that --proxy names in\n"
     "                           LD_LIBRARY_PATH).\n"
+    "  --topology PATH          plan by that description of this machine: a topology file of NCCL, XML of\n"
+    "                           lstopo, or a folder with its /sys and /proc\n"
+    "\n"
+    "On machines with NVLink and several network ports it also sets those NCCL_ variables that take\n"
+    "load off the most loaded link between nodes (`loongcomm topo --compare` shows why), never over\n"
+    "yours, with a line for each; LOONGCOMM_PXN=auto|force|off governs that.\n"
     "\n"
     "exit code: CMD's; 127 if CMD is not found, 126 if it cannot be executed, 2 for wrong usage, 1 if\n"
     "the library is missing or cannot be preloaded.\n"
@@ -109,6 +116,14 @@ static int set_folder(const char *folder)
     return set("DIR", strlen("DIR"), path);
 }
 
+static const char *topology; /* of --topology; NULL */
+
+static int set_topology(const char *path)
+{
+    topology = path;
+    return LC_CLI_FINE;
+}
+
 static int set_report(const char *kind)
 {
     return set("REPORT", strlen("REPORT"), kind);
@@ -120,9 +135,10 @@ static int parse(int argc, char **argv, struct options *out)
         const char *name;
         int (*take)(const char *value);
     } with_value[] = {
-        {"--report", set_report},
-        { "--dir",   set_folder},
-        { "--set",   set_pair  }
+        {"--topology", set_topology},
+        { "--report",  set_report  },
+        { "--dir",     set_folder  },
+        { "--set",     set_pair    }
     };
 
     for (int i = 1; i < argc; i++) {
@@ -200,6 +216,7 @@ static int arrange(bool proxy)
 
 int lc_cli_run(int argc, char **argv)
 {
+    static struct lc_cli_settings settings;
     struct options options = { 0 };
     int code = parse(argc, argv, &options);
     int err;
@@ -213,6 +230,9 @@ int lc_cli_run(int argc, char **argv)
     code = arrange(options.proxy);
     if (code)
         return code;
+    lc_cli_settings_load(&settings);
+    if (settings.config.enable)
+        lc_cli_apply_plan(&settings.config, topology);
     (void)execvp(options.command[0], options.command);
     err = errno;
     lc_cli_say("run: %s: %s", options.command[0], strerror(err));

@@ -20,14 +20,16 @@ static const char help[] =
     "  --input PATH       not this machine but: a topology file of NCCL or RCCL (NCCL_TOPO_FILE,\n"
     "                     NCCL_TOPO_DUMP_FILE), an XML file of hwloc's lstopo, or a folder that holds\n"
     "                     the /sys and /proc of another machine\n"
-    "  --compare          what a job on nodes like this one would put on the most loaded link, as NCCL\n"
-    "                     chooses its ways (with the NCCL_ variables set here) and with the settings that\n"
-    "                     do better; also for some made-up nodes. --input may be repeated\n"
+    "  --compare          what a job on nodes like this one would put on the most loaded link, as\n"
+    "                     NCCL chooses its ways (with the NCCL_ variables set here) and with the\n"
+    "                     settings that do better; also for some made-up nodes. --input may be\n"
+    "                     repeated\n"
     "  --nodes N          so many nodes (default 4)\n"
     "  --mixed            the inputs are nodes of one job, N of each\n"
     "  --json             one JSON document, \"schema\": \"loongcomm.topology/1\"\n"
     "  --svg FILE         also draws a picture\n"
     "  --nccl-xml FILE    also writes it as NCCL's topology file, for NCCL_TOPO_FILE\n"
+    "  --most-speed MBPS  with no port faster than that in it, where --compare asks for it\n"
     "\n"
     "FILE may be - for standard output; nothing else goes there then.\n"
     "exit codes: 0 shown, 1 the input cannot be read or the output not written, 2 wrong usage.\n";
@@ -38,6 +40,8 @@ struct options {
     const char *svg;
     const char *xml;
     const char *nodes;
+    const char *speed;
+    int64_t most_mbps; /* 0: as they are */
     bool compare;
     bool mixed;
     bool json;
@@ -51,10 +55,11 @@ static int parse(int argc, char **argv, struct options *options)
             const char *name;
             const char **value;
         } valued[] = {
-            {"--input",     &options->inputs[options->input_count]},
-            { "--svg",      &options->svg                         },
-            { "--nccl-xml", &options->xml                         },
-            { "--nodes",    &options->nodes                       },
+            {"--input",       &options->inputs[options->input_count]},
+            { "--svg",        &options->svg                         },
+            { "--nccl-xml",   &options->xml                         },
+            { "--nodes",      &options->nodes                       },
+            { "--most-speed", &options->speed                       },
         };
         const struct {
             const char *name;
@@ -77,9 +82,9 @@ static int parse(int argc, char **argv, struct options *options)
             *flags[flag].value = true;
             continue;
         }
-        while (at < 4 && strcmp(argv[i], valued[at].name) != 0)
+        while (at < 5 && strcmp(argv[i], valued[at].name) != 0)
             at++;
-        if (at == 4)
+        if (at == 5)
             return lc_cli_usage("topo: unexpected '%s'", argv[i]);
         if (i + 1 == argc || !*argv[i + 1])
             return lc_cli_usage("topo: %s needs a value", argv[i]);
@@ -88,6 +93,18 @@ static int parse(int argc, char **argv, struct options *options)
         *valued[at].value = argv[++i];
         options->input_count += at == 0;
     }
+    return LC_CLI_FINE;
+}
+
+static int check_speed(struct options *options)
+{
+    char *end = NULL;
+
+    if (!options->speed)
+        return LC_CLI_FINE;
+    options->most_mbps = strtol(options->speed, &end, 10);
+    if (!options->xml || *end || options->most_mbps < 1 || options->most_mbps > INT_MAX)
+        return lc_cli_usage("topo: --most-speed takes a speed in Mb/s and goes with --nccl-xml");
     return LC_CLI_FINE;
 }
 
@@ -115,12 +132,16 @@ static bool is_stdout(const char *file)
     return file && strcmp(file, "-") == 0;
 }
 
-typedef int print_function(const struct lc_topo *topo, FILE *out);
-
-static int print_to(const struct lc_topo *topo, const char *file, print_function *print)
+/* A picture, or NCCL's file. */
+static int print_to(const struct lc_cli_topo_library *library, const struct lc_topo *topo,
+                    const struct options *options, const char *file)
 {
     FILE *out = is_stdout(file) ? stdout : fopen(file, "we");
-    int err = out ? print(topo, out) : -errno;
+    int err = -errno;
+
+    if (out)
+        err = file == options->svg ? library->print_svg(topo, out)
+                                   : library->write_nccl_slowed(topo, options->most_mbps, out);
 
     if (out && out != stdout && fclose(out) != 0 && !err)
         err = -errno;
@@ -138,9 +159,9 @@ static int show(const struct lc_cli_topo_library *library, const struct lc_topo 
 
     if (!is_stdout(options->svg) && !is_stdout(options->xml))
         err = options->json ? library->print_json(topo, stdout) : library->print_text(topo, stdout);
-    if (options->svg && print_to(topo, options->svg, library->print_svg))
+    if (options->svg && print_to(library, topo, options, options->svg))
         err = -EIO;
-    if (options->xml && print_to(topo, options->xml, library->write_nccl))
+    if (options->xml && print_to(library, topo, options, options->xml))
         err = -EIO;
     return err;
 }
@@ -215,7 +236,7 @@ static void compare(struct comparison *comparison, const struct lc_topo_kind *ki
 {
     const struct lc_cli_topo_library *library = comparison->library;
     struct lc_topo_plan *plan = NULL;
-    int err = library->plan_make(kinds, count, getenv, &plan);
+    int err = library->plan_make(kinds, count, lc_cli_nccl_get, &plan);
 
     if (err) {
         lc_cli_say("topo: %s cannot be planned: %s", name,
@@ -348,7 +369,9 @@ int lc_cli_topo(int argc, char **argv)
         (void)fputs(help, stdout);
         return LC_CLI_FINE;
     }
-    code = check(&options, &nodes);
+    code = check_speed(&options);
+    if (!code)
+        code = check(&options, &nodes);
     if (code)
         return code;
     if (is_stdout(options.svg) + is_stdout(options.xml) + options.json > 1)

@@ -16,7 +16,7 @@
     each(print_text);               \
     each(print_json);               \
     each(print_svg);                \
-    each(write_nccl);               \
+    each(write_nccl_slowed);        \
     each(examine);                  \
     each(is_plannable);             \
     each(plan_make);                \
@@ -38,5 +38,9 @@ struct lc_cli_topo_library {
 
 /* It stays open until the process ends. 0, or -errno and a line about what is missing in `why`. */
 int lc_cli_topo_open(struct lc_cli_topo_library *out, char *why, size_t size);
+
+/* A variable as NCCL finds it: in the environment, else in the first of its files that has it (NCCL_CONF_FILE or
+ * ~/.nccl.conf, then /etc/nccl.conf). NULL: not set. It stays as it is until the process ends. */
+char *lc_cli_nccl_get(const char *name);
 
 #endif

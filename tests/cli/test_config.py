@@ -68,7 +68,8 @@ class Config(CliTest):
         self.assertEqual(call().returncode, 2)
         self.assertEqual(call("no-such").returncode, 2)
         self.assertEqual(call("config", "--no-such").returncode, 2)
-        for args in (("--help",), ("config", "--help"), ("run", "--help"), ("doctor", "--help")):
+        for args in (("--help",), ("config", "--help"), ("run", "--help"), ("doctor", "--help"),
+                     ("topo", "--help")):
             result = call(*args)
             self.assertEqual(result.returncode, 0)
             self.assertTrue(result.stdout.startswith("usage: loongcomm"), result.stdout)

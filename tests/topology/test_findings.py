@@ -135,9 +135,6 @@ class Findings(TopoTest):
         path = self.path("root", os.path.dirname(place(1, 0)).split("/0000:21")[0], bridge, "config")
         with open(path, "wb") as f:
             f.write(space)
-        link = self.path("root/sys/bus/pci/devices", os.path.basename(bridge))
-        if not os.path.islink(link):
-            os.symlink(path, link)
 
     def test_acs(self):
         machine = self.healthy()

@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "interpose/cli/plan.h"
+
+#include "interpose/cli/cli.h"
+#include "interpose/cli/topo_library.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define NODES 4 /* how many more there are changes little */
+
+static void put(const char *name, const char *value, const char *why)
+{
+    if (lc_cli_nccl_get(name))
+        lc_cli_say("run: %s is set already and stays: %s would set it to %s", name, why, value);
+    else if (setenv(name, value, 1) == 0)
+        lc_cli_say("run: %s=%s: %s", name, value, why);
+}
+
+static bool has_gpus(void)
+{
+    return access("/proc/driver/nvidia/version", R_OK) == 0 ||
+           access("/dev/nvidiactl", F_OK) == 0 || access("/dev/kfd", F_OK) == 0;
+}
+
+/* What NCCL would look at: the user's topology file if that is whole, else the machine. */
+static struct lc_topo *look(const struct lc_cli_topo_library *library, const char *input)
+{
+    const char *file = lc_cli_nccl_get("NCCL_TOPO_FILE");
+    struct lc_topo *topo = NULL;
+    char error[512];
+
+    if (input) {
+        if (library->load(input, &topo, error, sizeof(error)) != 0)
+            lc_cli_say("run: %s", error);
+        return topo;
+    }
+    if (file && *file && library->load(file, &topo, error, sizeof(error)) == 0) {
+        if (!library->is_partial(topo))
+            return topo;
+        library->free(topo);
+        topo = NULL;
+    }
+    if (has_gpus() && library->load(NULL, &topo, error, sizeof(error)) != 0)
+        return NULL;
+    return topo;
+}
+
+static int write_file(const struct lc_cli_topo_library *library, const struct lc_topo *topo,
+                      int64_t most_mbps, const char *path)
+{
+    FILE *out = fopen(path, "we");
+    int err = out ? library->write_nccl_slowed(topo, most_mbps, out) : -errno;
+
+    if (out && fclose(out) != 0 && !err)
+        err = -errno;
+    if (err)
+        lc_cli_say("run: cannot write %s: %s", path, strerror(-err));
+    return err;
+}
+
+/* Each node of a job has its own. */
+static void put_file(const struct lc_cli_topo_library *library, const struct lc_topo *topo,
+                     int64_t most_mbps, const char *folder, const char *why)
+{
+    char host[65] = "";
+    char path[PATH_MAX];
+
+    (void)gethostname(host, sizeof(host) - 1);
+    for (char *at = host; *at; at++) {
+        if (*at == '/')
+            *at = '-';
+    }
+    if (!*folder) {
+        lc_cli_say("run: NCCL_TOPO_FILE not set: %s with a topology file, which is written only "
+                   "where LOONGCOMM_DIR (--dir) names a folder",
+                   why);
+        return;
+    }
+    (void)snprintf(path, sizeof(path), "%.3000s/nccl-topology-%s.xml", folder, host);
+    if (write_file(library, topo, most_mbps, path) == 0)
+        put("NCCL_TOPO_FILE", path, why);
+}
+
+static void follow(const struct lc_cli_topo_library *library, const struct lc_topo *topo,
+                   const struct lc_topo_plan *plan, const char *folder)
+{
+    double theirs = library->plan_loads(plan, LC_TOPO_NCCLS).all_to_all.ms;
+    double ours = library->plan_loads(plan, LC_TOPO_OURS).all_to_all.ms;
+    char why[160];
+
+    (void)snprintf(
+        why, sizeof(why),
+        "takes %.0f %% off the most loaded link of an all-to-all between nodes like this",
+        100 - 100 * ours / theirs);
+    for (int i = 0; i < library->plan_setting_count(plan); i++) {
+        struct lc_topo_setting setting = library->plan_setting(plan, i);
+
+        if (*setting.value)
+            put(setting.name, setting.value, why);
+        else
+            put_file(library, topo, library->plan_most_mbps(plan), folder, why);
+    }
+}
+
+static void plan_machine(const char *folder, const char *input)
+{
+    struct lc_topo_kind kind = { .nodes = NODES };
+    struct lc_cli_topo_library library;
+    struct lc_topo_plan *plan = NULL;
+    struct lc_topo *topo;
+    char why[512];
+
+    if (!input && !has_gpus() && !lc_cli_nccl_get("NCCL_TOPO_FILE"))
+        return;
+    if (lc_cli_topo_open(&library, why, sizeof(why)) != 0)
+        return;
+    topo = look(&library, input);
+    kind.topo = topo;
+    if (topo && library.is_plannable(topo) &&
+        library.plan_make(&kind, 1, lc_cli_nccl_get, &plan) == 0) {
+        follow(&library, topo, plan, folder);
+        library.plan_free(plan);
+    }
+    library.free(topo);
+}
+
+void lc_cli_apply_plan(const struct lc_config *config, const char *input)
+{
+    switch (config->pxn) {
+    case LC_PEER_OFF: put("NCCL_PXN_DISABLE", "1", "LOONGCOMM_PXN=off"); break;
+    case LC_PEER_FORCE:
+        put("NCCL_PXN_DISABLE", "0", "LOONGCOMM_PXN=force");
+        put("NCCL_P2P_PXN_LEVEL", "2", "LOONGCOMM_PXN=force");
+        break;
+    default: plan_machine(config->dir, input); break;
+    }
+}
