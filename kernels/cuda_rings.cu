@@ -21,9 +21,9 @@ static_assert(sizeof(ring_args<LK_RING_MAX>) <= 32764, "large size class");
 static_assert(offsetof(lk_ring_launch, entries) == sizeof(lk_ring_head),
               "a launch is the argument in one piece");
 
-/* Two CTAs a multiprocessor: at most 64 registers. */
+/* At most 64 registers. */
 template <class V, unsigned N>
-__global__ void __launch_bounds__(roles::threads, 2)
+__global__ void __launch_bounds__(roles::threads, roles::residents)
     lk_rings_kernel(const __grid_constant__ ring_args<N> args)
 {
     __shared__ pipeline pipelines[ROLES];
@@ -102,23 +102,39 @@ unsigned set_domain(cudaLaunchAttribute *attribute)
 
 extern "C" const uint32_t lk_backend_ranks = LK_DEVICE_RANKS;
 
+/* Absent from the library that is installed. */
+#pragma weak lk_find_variant
+
+static lk_ring_kernel find_kernel(const lk_ring_launch *launch)
+{
+    const lk_ring_head &head = launch->head;
+    bool one = head.work == LK_WORK_LINES;
+    lk_ring_kernel found = { nullptr, one ? line_threads : roles::threads, 0 };
+    kernel_set set = find_set(kind_of(head), one);
+
+    if (!one && lk_find_variant && lk_find_variant(launch, &found))
+        return found;
+    found.kernel = head.n <= LK_RING_SMALL ? set.small : set.large;
+    return found;
+}
+
 extern "C" int lk_run_rings(const lk_ring_launch *launch, void *stream)
 {
     const lk_ring_head &head = launch->head;
     bool one = head.work == LK_WORK_LINES;
-    kernel_set set = find_set(kind_of(head), one);
-    const void *kernel = head.n <= LK_RING_SMALL ? set.small : set.large;
+    lk_ring_kernel kernel = find_kernel(launch);
     uint32_t useful = (head.packs + line_threads - 1) / line_threads;
     void *args[] = { const_cast<lk_ring_launch *>(launch) };
     cudaLaunchAttribute attribute = {};
     cudaLaunchConfig_t config = {};
 
     config.gridDim = dim3(one && useful < head.ctas ? useful : head.ctas);
-    config.blockDim = dim3(one ? line_threads : roles::threads);
+    config.blockDim = dim3(kernel.threads);
+    config.dynamicSmemBytes = kernel.shared;
     config.stream = static_cast<cudaStream_t>(stream);
     config.attrs = &attribute;
     config.numAttrs = set_domain(&attribute);
-    return cudaLaunchKernelExC(&config, kernel, args);
+    return cudaLaunchKernelExC(&config, kernel.kernel, args);
 }
 
 extern "C" int lk_load_rings(void)

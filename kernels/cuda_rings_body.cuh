@@ -20,6 +20,10 @@ template <uint32_t Send, uint32_t Reduce, uint32_t Take> struct warp_roles {
     static constexpr uint32_t warps = ROLES + Send + Reduce + Take;
     static constexpr uint32_t threads = 32 * warps;
     static constexpr uint32_t send_ahead = 4, reduce_ahead = 2, take_ahead = 8;
+    static constexpr uint32_t jobs = 4;      /* under way in each role, at most `depth` */
+    static constexpr bool peek = false;      /* look at words before they are acquired */
+    static constexpr uint32_t stages = 0;    /* of shared memory for bulk loads of each data warp */
+    static constexpr uint32_t residents = 2; /* CTAs a multiprocessor */
 };
 
 /* Where one pack's elements lie. */
@@ -186,11 +190,20 @@ template <class V, class Args> struct send_work : data<V, Args> {
         return 1U << granule;
     }
 
+    __device__ __forceinline__ uint32_t put_raw(const job &j, uint32_t granule,
+                                                const typename V::raw &raw) const
+    {
+        uint32_t pack = j.first + granule * granule_packs + V::lane_pack(lane);
+        float x[V::pack];
+
+        V::spread(raw, lane, x);
+        return put(j, granule, this->contribution(x, pack, V::pack));
+    }
+
     template <uint32_t Count>
     __device__ __forceinline__ uint32_t fast(const job &j, uint32_t granule, const piece &p)
     {
         const typename V::element *in = reinterpret_cast<const typename V::element *>(p.in);
-        uint32_t pack = j.first + granule * granule_packs + V::lane_pack(lane);
         typename V::raw raw[Count];
         uint32_t mask = 0;
 
@@ -198,12 +211,8 @@ template <class V, class Args> struct send_work : data<V, Args> {
         for (uint32_t i = 0; i < Count; i++)
             raw[i] = V::load(in + i * granule_packs * V::pack, lane);
 #pragma unroll
-        for (uint32_t i = 0; i < Count; i++) {
-            float x[V::pack];
-
-            V::spread(raw[i], lane, x);
-            mask |= put(j, granule + i, this->contribution(x, pack + i * granule_packs, V::pack));
-        }
+        for (uint32_t i = 0; i < Count; i++)
+            mask |= put_raw(j, granule + i, raw[i]);
         return mask;
     }
 
@@ -221,12 +230,20 @@ template <class V, class Args> struct send_work : data<V, Args> {
     __device__ __forceinline__ uint32_t batch_of(const job &j, uint32_t granule, uint32_t count)
     {
         uint32_t pack = j.first + granule * granule_packs;
-        uint32_t mask = 0;
         piece p;
 
         if (count == Ahead &&
             this->template plain<true, false>(pack, Ahead * granule_packs, j.part, &p))
             return fast<Ahead>(j, granule, p);
+        return singly(j, granule, count);
+    }
+
+    __device__ __forceinline__ uint32_t singly(const job &j, uint32_t granule, uint32_t count)
+    {
+        uint32_t pack = j.first + granule * granule_packs;
+        uint32_t mask = 0;
+        piece p;
+
 #pragma unroll 1
         for (uint32_t i = 0; i < count; i++)
             if (this->template plain<true, false>(pack + i * granule_packs, granule_packs, j.part,
@@ -314,12 +331,32 @@ template <class V, class Args> struct reduce_work : data<V, Args> {
         return 1U << granule;
     }
 
+    /* Own values and the peer's become the result of a granule. */
+    __device__ __forceinline__ uint32_t put_pair(const job &j, uint32_t granule,
+                                                 const typename V::raw &raw, const uint4 &wire,
+                                                 element *out) const
+    {
+        uint32_t pack = j.first + granule * granule_packs + V::lane_pack(lane);
+        float sum[V::pack], x[V::pack];
+
+        V::spread(raw, lane, sum);
+        scale(sum);
+        V::from_wire(wire, x);
+#pragma unroll
+        for (uint32_t k = 0; k < V::pack; k++)
+            sum[k] = add(sum[k], x[k]);
+
+        uint4 rounded = this->result(sum, pack, V::pack);
+
+        V::store(out, lane, rounded);
+        return put(j, granule, rounded);
+    }
+
     template <uint32_t Count>
     __device__ __forceinline__ uint32_t fast_pair(const job &j, uint32_t granule, const piece &p)
     {
         const element *in = reinterpret_cast<const element *>(p.in);
         element *out = reinterpret_cast<element *>(p.out);
-        uint32_t pack = j.first + granule * granule_packs + V::lane_pack(lane);
         typename V::raw raw[Count];
         uint4 wire[Count];
         uint32_t mask = 0;
@@ -331,21 +368,8 @@ template <class V, class Args> struct reduce_work : data<V, Args> {
         for (uint32_t i = 0; i < Count; i++)
             wire[i] = fetch(j, granule + i, 1 - args.head.rings.rank);
 #pragma unroll
-        for (uint32_t i = 0; i < Count; i++) {
-            float sum[V::pack], x[V::pack];
-
-            V::spread(raw[i], lane, sum);
-            scale(sum);
-            V::from_wire(wire[i], x);
-#pragma unroll
-            for (uint32_t k = 0; k < V::pack; k++)
-                sum[k] = add(sum[k], x[k]);
-
-            uint4 rounded = this->result(sum, pack + i * granule_packs, V::pack);
-
-            mask |= put(j, granule + i, rounded);
-            V::store(out + i * granule_elements, lane, rounded);
-        }
+        for (uint32_t i = 0; i < Count; i++)
+            mask |= put_pair(j, granule + i, raw[i], wire[i], out + i * granule_elements);
         return mask;
     }
 
@@ -384,12 +408,20 @@ template <class V, class Args> struct reduce_work : data<V, Args> {
     __device__ __forceinline__ uint32_t batch_of(const job &j, uint32_t granule, uint32_t count)
     {
         uint32_t pack = j.first + granule * granule_packs;
-        uint32_t mask = 0;
         piece p;
 
         if (count == Ahead && args.head.rings.shape.ranks == 2 &&
             this->template plain<true, true>(pack, Ahead * granule_packs, j.part, &p))
             return fast_pair<Ahead>(j, granule, p);
+        return singly(j, granule, count);
+    }
+
+    __device__ __forceinline__ uint32_t singly(const job &j, uint32_t granule, uint32_t count)
+    {
+        uint32_t pack = j.first + granule * granule_packs;
+        uint32_t mask = 0;
+        piece p;
+
 #pragma unroll 1
         for (uint32_t i = 0; i < count; i++)
             if (this->template plain<true, true>(pack + i * granule_packs, granule_packs, j.part,
@@ -441,6 +473,14 @@ template <class V, class Args> struct take_work : data<V, Args> {
             fast<Ahead>(j, granule, p);
             return 0;
         }
+        return singly(j, granule, count);
+    }
+
+    __device__ __forceinline__ uint32_t singly(const job &j, uint32_t granule, uint32_t count)
+    {
+        uint32_t pack = j.first + granule * granule_packs;
+        piece p;
+
 #pragma unroll 1
         for (uint32_t i = 0; i < count; i++) {
             uint32_t first = pack + i * granule_packs;
@@ -481,6 +521,22 @@ __device__ __forceinline__ void run_warp(const Args &args, pipeline *p, uint32_t
     move_jobs(&work, p, warp, warps, work.span(warps));
 }
 
+/* The data warps of a CTA without stages; `warp` is the number among them. */
+template <class V, class R, class Args>
+__device__ __forceinline__ void run_data_warp(const Args &args, pipeline *pipelines, uint32_t warp)
+{
+    if (warp < R::send) {
+        run_warp<batches<R::send_ahead / V::weight, send_work<V, Args>>>(
+            args, &pipelines[ROLE_SEND], warp, R::send);
+    } else if (warp < R::send + R::reduce) {
+        run_warp<batches<R::reduce_ahead / V::weight, reduce_work<V, Args>>>(
+            args, &pipelines[ROLE_REDUCE], warp - R::send, R::reduce);
+    } else if (args.head.work == LK_WORK_ALL_REDUCE) {
+        run_warp<batches<R::take_ahead, take_work<V, Args>>>(args, &pipelines[ROLE_TAKE],
+                                                             warp - R::send - R::reduce, R::take);
+    }
+}
+
 template <class R> __device__ __forceinline__ void init_pipelines(pipeline *pipelines)
 {
     const uint32_t warps[ROLES] = { R::send, R::reduce, R::take };
@@ -493,7 +549,23 @@ template <class R> __device__ __forceinline__ void init_pipelines(pipeline *pipe
             }
         }
     }
-    __syncthreads();
+}
+
+/* A control warp. */
+template <class R, class Args>
+__device__ __forceinline__ void run_control(const Args &args, pipeline *pipelines, uint32_t role,
+                                            uint32_t cta, uint32_t ctas)
+{
+    using Call = call<Args, R::peek>;
+    Call c(args, cta, ctas);
+
+    static_assert(R::jobs <= depth, "jobs have a place each");
+    if (role == ROLE_SEND)
+        control<R::jobs>(c, send_role<Call>{ { c } }, &pipelines[ROLE_SEND]);
+    else if (role == ROLE_REDUCE)
+        control<R::jobs>(c, reduce_role<Call>{ c }, &pipelines[ROLE_REDUCE]);
+    else if (c.gathers)
+        control<R::jobs>(c, take_role<Call>{ { c } }, &pipelines[ROLE_TAKE]);
 }
 
 /* All of a CTA. */
@@ -504,28 +576,11 @@ __device__ __forceinline__ void run_cta(const Args &args, pipeline *pipelines, u
     uint32_t warp = threadIdx.x / 32;
 
     init_pipelines<R>(pipelines);
-    if (warp < ROLES) {
-        call<Args> c(args, cta, ctas);
-
-        if (warp == ROLE_SEND)
-            control(c, send_role<call<Args>>{ { c } }, &pipelines[ROLE_SEND]);
-        else if (warp == ROLE_REDUCE)
-            control(c, reduce_role<call<Args>>{ c }, &pipelines[ROLE_REDUCE]);
-        else if (c.gathers)
-            control(c, take_role<call<Args>>{ { c } }, &pipelines[ROLE_TAKE]);
-        return;
-    }
-    warp -= ROLES;
-    if (warp < R::send) {
-        run_warp<batches<R::send_ahead / V::weight, send_work<V, Args>>>(
-            args, &pipelines[ROLE_SEND], warp, R::send);
-    } else if (warp < R::send + R::reduce) {
-        run_warp<batches<R::reduce_ahead / V::weight, reduce_work<V, Args>>>(
-            args, &pipelines[ROLE_REDUCE], warp - R::send, R::reduce);
-    } else if (args.head.work == LK_WORK_ALL_REDUCE) {
-        run_warp<batches<R::take_ahead, take_work<V, Args>>>(args, &pipelines[ROLE_TAKE],
-                                                             warp - R::send - R::reduce, R::take);
-    }
+    __syncthreads();
+    if (warp < ROLES)
+        run_control<R>(args, pipelines, warp, cta, ctas);
+    else
+        run_data_warp<V, R>(args, pipelines, warp - ROLES);
 }
 
 } // namespace lk_rings_device

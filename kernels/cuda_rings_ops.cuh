@@ -20,6 +20,15 @@ static __device__ __forceinline__ uint64_t load_word(uint64_t address)
     return value;
 }
 
+/* Orders nothing: for a first look. */
+static __device__ __forceinline__ uint64_t peek_word(uint64_t address)
+{
+    uint64_t value;
+
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+    return value;
+}
+
 /* After fence_system() of the same thread: together they are a release. */
 static __device__ __forceinline__ void store_word(uint64_t address, uint64_t value)
 {
@@ -136,6 +145,41 @@ static __device__ __forceinline__ void barrier_wait(lk_barrier *b, uint32_t pari
     while (!barrier_ended(b, parity))
         __nanosleep(40);
 #endif
+}
+
+/* ---- bulk copies: by the copy engine of the multiprocessor, which sees memory by a way of its own (the async proxy) ---- */
+
+/* Arrives, and holds the phase until `bytes` of bulk_load() have come in. */
+static __device__ __forceinline__ void barrier_expect(lk_barrier *b, uint32_t bytes)
+{
+    asm volatile(
+        "{\n\t.reg .b64 state;\n\t"
+        "mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1;\n\t}" ::"r"(shared_address(b)),
+        "r"(bytes)
+        : "memory");
+}
+
+/* To shared memory, both at 16-byte borders. The phase of `b` ends when the bytes are there; waiting for it makes them
+ * visible, and has what was read where it came from. */
+static __device__ __forceinline__ void bulk_load(void *to, uint64_t from, uint32_t bytes,
+                                                 lk_barrier *b)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(b))
+                 : "memory");
+}
+
+/* What this thread has acquired comes before the bulk loads that it starts next. */
+static __device__ __forceinline__ void fence_bulk_loads()
+{
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
+/* Barriers that have been made are seen by bulk copies of threads that synchronise with this one. */
+static __device__ __forceinline__ void fence_barrier_init()
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
 /* A try at something that another rank has to do failed. */

@@ -23,10 +23,11 @@
 namespace lk_rings_device
 {
 
-constexpr uint32_t depth = 4; /* jobs of a role under way */
+constexpr uint32_t depth = 8; /* jobs of a role under way, at most; a power of two */
 constexpr uint32_t granule_packs = LK_GRANULE / LK_PACK_BYTES;
 constexpr uint32_t tries_per_abort_check = 1024;
 
+static_assert((depth & (depth - 1)) == 0, "numbers of jobs wrap");
 static_assert(granule_packs == 32, "a lane moves a pack of each granule");
 static_assert(LK_DEVICE_RANKS <= 32, "a lane of the control warp looks after each peer");
 
@@ -70,8 +71,9 @@ struct place {
     uint32_t step; /* peer = rank + step */
 };
 
-/* What all roles know of the call. */
-template <class Args> struct call {
+/* What all roles know of the call. With Peek a word is looked at before it is acquired: an acquiring load throws away what
+ * the multiprocessor has cached, also when the word is not there yet, and costs a second way to memory when it is. */
+template <class Args, bool Peek> struct call {
     const Args &args;
     uint64_t tiles;   /* of the space; of each part of a reduce-scatter */
     uint64_t segment; /* own */
@@ -154,15 +156,25 @@ template <class Args> struct call {
     __device__ __forceinline__ bool has_credit(uint32_t leg, uint32_t dst, uint32_t channel,
                                                uint64_t message) const
     {
-        uint64_t credit = load_word(segment + lk_credit_offset(&shape(), leg, dst, channel));
+        uint64_t word = segment + lk_credit_offset(&shape(), leg, dst, channel);
 
-        return message - credit <= shape().slots;
+        if (Peek && message - peek_word(word) > shape().slots)
+            return false;
+        return message - load_word(word) <= shape().slots;
     }
     __device__ __forceinline__ uint64_t arrival(uint32_t leg, uint32_t src, uint32_t channel,
                                                 uint64_t message) const
     {
-        return load_word(segment + lk_words_offset(&shape(), leg, src, channel) +
-                         8 * slot_of(message));
+        uint64_t word = segment + lk_words_offset(&shape(), leg, src, channel) +
+                        8 * slot_of(message);
+
+        if (Peek) {
+            uint64_t seen = peek_word(word);
+
+            if (static_cast<uint32_t>(seen) != static_cast<uint32_t>(message))
+                return seen;
+        }
+        return load_word(word);
     }
     __device__ __forceinline__ void publish(uint32_t leg, uint32_t dst, uint32_t channel,
                                             uint64_t message, uint32_t wrote) const
@@ -438,8 +450,8 @@ __device__ __forceinline__ void hand_over(pipeline *p, uint32_t number, uint32_t
         barrier_arrive(&p->full[number % depth]);
 }
 
-/* False: the call is aborted. Jobs below *made have been handed over. */
-template <class Call, class Role>
+/* False: the call is aborted. Jobs below *made have been handed over. Ahead: most jobs under way. */
+template <uint32_t Ahead, class Call, class Role>
 __device__ __forceinline__ bool run_jobs(const Call &c, const Role &role, pipeline *p,
                                          uint32_t *made, traffic *t)
 {
@@ -461,7 +473,7 @@ __device__ __forceinline__ bool run_jobs(const Call &c, const Role &role, pipeli
             __syncwarp(); /* jobs are read before they are written again */
             tries = 0;
         }
-        if (!role.end(head) && *made - published < depth &&
+        if (!role.end(head) && *made - published < Ahead &&
             role.prepare(head, &p->jobs[*made % depth])) {
             hand_over(p, (*made)++, c.lane);
             role.advance(&head);
@@ -474,13 +486,13 @@ __device__ __forceinline__ bool run_jobs(const Call &c, const Role &role, pipeli
     return true;
 }
 
-template <class Call, class Role>
+template <uint32_t Ahead, class Call, class Role>
 __device__ __forceinline__ void control(const Call &c, const Role &role, pipeline *p)
 {
     lk_ring_counts *counts = &reinterpret_cast<lk_ring_state *>(c.state)->counts;
     traffic t = { 0, 0 };
     uint32_t made = 0;
-    bool whole = run_jobs(c, role, p, &made, &t);
+    bool whole = run_jobs<Ahead>(c, role, p, &made, &t);
 
     if (!whole) /* data warps still have what was handed over, which waits for nobody */
         for (uint32_t i = made < depth ? 0 : made - depth; i < made; i++)

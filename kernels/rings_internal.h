@@ -104,6 +104,21 @@ extern const uint32_t lk_backend_ranks;
 /* Of the backend. head.n >= 1 and packs >= 1; all entries have a count. */
 int lk_run_rings(const struct lk_ring_launch *launch, void *stream);
 
+/* A kernel that takes a launch as its argument. */
+struct lk_ring_kernel {
+    const void *kernel;
+    uint32_t threads;
+    uint32_t shared; /* bytes of dynamic shared memory */
+};
+
+/* Of libloongkernels-variants.so, which is the CUDA library with more kernels in it, for benchmarks and tests: launches
+ * of the whole process from now on use that variant where it has a kernel for them, those of number 0 always. Not while
+ * another thread makes a launch. NULL: there is none of that number, nothing has changed. Otherwise its name. */
+const char *lk_rings_variant(int number);
+
+/* Of the CUDA backend, and only there where variants are linked in: whether the one that was chosen has a kernel. */
+int lk_find_variant(const struct lk_ring_launch *launch, struct lk_ring_kernel *kernel);
+
 /* Of the CUDA backend: loads its kernels on the current device. 0 or a cudaError_t. */
 int lk_load_rings(void);
 

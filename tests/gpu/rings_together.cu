@@ -28,7 +28,7 @@ using roles = warp_roles<4, 7, 2>;
 using every_launch = ring_args<LK_RING_MAX>;
 
 template <class V>
-__global__ void __launch_bounds__(roles::threads, 2)
+__global__ void __launch_bounds__(roles::threads, roles::residents)
     lk_together_kernel(const every_launch *launches)
 {
     __shared__ pipeline pipelines[ROLES];

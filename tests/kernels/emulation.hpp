@@ -247,6 +247,10 @@ inline uint64_t load_word(uint64_t address)
     emulation::yield();
     return *reinterpret_cast<const volatile uint64_t *>(address);
 }
+inline uint64_t peek_word(uint64_t address)
+{
+    return load_word(address);
+}
 inline void store_word(uint64_t address, uint64_t value)
 {
     check_aligned(address, 8);
