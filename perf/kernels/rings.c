@@ -1,19 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * loongcomm-bench-rings LIBRARY [--channels N] [--slots N] [--samples N]
- * All-reduce on peer-mapped rings, two ranks as two streams of this process on one device, whose memory stands for the
- * link: time by number of CTAs beside what a copy of the same bytes takes in the same run. Results are checked before they
- * are timed. A table, then one JSON line a row. The host library runs the same with small sizes, to check the program.
+ * loongcomm-bench-rings LIBRARY [OPTION VALUE]...
+ * All-reduce on peer-mapped rings, the ranks as streams of this process on one device, whose memory stands for the link:
+ * time by case, shape of the rings, variant of the kernels and number of CTAs, beside what a copy takes in the same run.
+ * Results are checked before they are timed. Behind each line of the table the same as one JSON line. The host library
+ * runs the same with small sizes, to check the program.
+ *   --ranks N          2 (2 to 8)
+ *   --cases LIST       numbers, from 0; all
+ *   --variant LIST     0; others with libloongkernels-variants.so only
+ *   --ctas LIST        8,16,32,64
+ *   --channels LIST    64
+ *   --slots LIST       4
+ *   --samples N        101 at most in each row
+ *   --limit SECONDS    1 for the samples of a row
  *
- * Exit codes: 0 all results right, 1 a wrong result or a failure, 2 bad usage, 77 no device.
+ * Exit codes: 0 all results right, 1 a wrong result or a failure, 2 bad usage, 3 a row that did not end, 77 no device.
  */
 #include "kernels/rings.h"
 #include "common/json.h"
+#include "kernels/rings_internal.h"
 
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <math.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,11 +33,15 @@
 #include <unistd.h>
 
 #define SKIP        77
-#define RANKS       2
+#define RANKS_MAX   8
+#define VALUES_MAX  16 /* of an option's list */
+#define STUCK_S     30
 #define MAX_SAMPLES 1000
 #define GRAPH_CALLS 20
 #define LIST        500
 #define PERIOD      4096 /* source values repeat after so many elements */
+#define BLOCK \
+    256 /* of which so many are zero together: no less than a granule, whatever the wire */
 
 struct library {
     __typeof__(lk_backend) *backend;
@@ -35,44 +50,59 @@ struct library {
     __typeof__(lk_ring_bytes) *ring_bytes;
     __typeof__(lk_ring_state_bytes) *state_bytes;
     __typeof__(lk_segment_new) *segment_new;
+    __typeof__(lk_segment_free) *segment_free;
     __typeof__(lk_rings_all_reduce) *all_reduce;
     __typeof__(lk_lines_all_reduce) *lines;
+    __typeof__(lk_rings_variant) *variant; /* NULL: there is one only */
 };
 
 struct bench_case {
     const char *what;
-    size_t bytes; /* of data, a rank */
+    size_t bytes; /* of data, a rank; 0: those of the list */
     enum lk_type type, wire;
     bool lines; /* one-shot, in a graph of GRAPH_CALLS, per call */
     bool list;
-    double prototype_us[4]; /* by number of CTAs; 0: none */
+    uint32_t zero_blocks; /* of 16 */
+    double bound_us;      /* to be reached with two ranks and 32 CTAs; 0: none */
 };
 
-static const uint32_t grids[] = { 8, 16, 32, 64 };
-
+/* clang-format off */
 static const struct bench_case cases[] = {
-    {"fp32 256 MB, bf16 wire",
-     256U << 20,
-     LK_FP32,                                                    LK_BF16,
-     false,                                                                      false,
-     { 2432, 1271, 728, 0 }                                                                  },
-    { "bf16 128 MB",                        128U << 20, LK_BF16, LK_BF16, false, false, { 0 }},
-    { "fp32 256 MB",                        256U << 20, LK_FP32, LK_FP32, false, false, { 0 }},
-    { "fp32 16 MB, bf16 wire",              16U << 20,  LK_FP32, LK_BF16, false, false, { 0 }},
-    { "fp32 1 MB, bf16 wire",               1U << 20,   LK_FP32, LK_BF16, false, false, { 0 }},
-    { "500 tensors 4 KB - 4 MB, bf16 wire", 0,          LK_FP32, LK_BF16, false, true,  { 0 }},
-    { "the same bytes in one, bf16 wire",   0,          LK_FP32, LK_BF16, false, false, { 0 }},
-    { "one-shot 8 B",                       8,          LK_FP32, LK_FP32, true,  false, { 0 }},
-    { "one-shot 4 KB",                      4096,       LK_FP32, LK_FP32, true,  false, { 0 }},
-    { "one-shot 64 KB",                     65536,      LK_FP32, LK_FP32, true,  false, { 0 }},
+    { "fp32 256 MB, bf16 wire", 256U << 20, LK_FP32, LK_BF16, false, false, 0, 430 },
+    { "bf16 128 MB", 128U << 20, LK_BF16, LK_BF16, false, false, 0, 330 },
+    { "fp32 256 MB", 256U << 20, LK_FP32, LK_FP32, false, false, 0, 580 },
+    { "500 tensors 4 KB - 4 MB, bf16 wire", 0, LK_FP32, LK_BF16, false, true, 0, 0 },
+    { "the same bytes in one, bf16 wire", 0, LK_FP32, LK_BF16, false, false, 0, 0 },
+    { "one-shot 8 B", 8, LK_FP32, LK_FP32, true, false, 0, 6 },
+    { "one-shot 4 KB", 4096, LK_FP32, LK_FP32, true, false, 0, 6 },
+    { "one-shot 64 KB", 65536, LK_FP32, LK_FP32, true, false, 0, 6 },
+    { "fp32 16 MB, bf16 wire", 16U << 20, LK_FP32, LK_BF16, false, false, 0, 0 },
+    { "fp32 1 MB, bf16 wire", 1U << 20, LK_FP32, LK_BF16, false, false, 0, 0 },
+    { "fp32 256 MB, bf16 wire, 1/2 zeros", 256U << 20, LK_FP32, LK_BF16, false, false, 8, 0 },
+    { "fp32 256 MB, bf16 wire, 15/16 zeros", 256U << 20, LK_FP32, LK_BF16, false, false, 15, 0 },
+};
+/* clang-format on */
+
+#define CASES (sizeof(cases) / sizeof(*cases))
+
+/* Of an option. */
+struct values {
+    uint32_t of[VALUES_MAX];
+    size_t n;
 };
 
 /* One row's figures. */
 struct row {
     const struct bench_case *c;
+    struct lk_ring_shape shape;
+    uint32_t variant;
+    const char *variant_name;
     uint32_t ctas;
     size_t bytes;
-    double median_us, p10_us, p90_us, roofline_us, prototype_us;
+    double median_us, p10_us, p90_us;
+    double must_move;   /* bytes that all ranks read and write in device memory, rings included */
+    double roofline_us; /* that a copy takes for as many; 0: not said */
+    int samples;
     bool verified;
 };
 
@@ -80,14 +110,19 @@ static struct library lib;
 static bool cuda;
 
 static struct {
-    struct lk_rings rings[RANKS];
-    uint8_t *in[RANKS], *out[RANKS];
-    struct lk_buffers list[RANKS][LIST];
+    uint32_t ranks;
+    struct lk_rings rings[RANKS_MAX];
+    uint8_t *in[RANKS_MAX], *out[RANKS_MAX];
+    const struct bench_case *filled; /* what `in` is for */
+    struct lk_buffers list[RANKS_MAX][LIST];
     size_t list_bytes;
-    cudaStream_t streams[RANKS];
+    uint8_t *fetched; /* where results are compared */
+    cudaStream_t streams[RANKS_MAX];
     cudaEvent_t begin, end, fork, join;
     double copy_gbs; /* read and written */
     int samples;
+    double limit_us;
+    char machine[300];
 } bench;
 
 static void must(int err, const char *what)
@@ -118,9 +153,12 @@ static void *device_alloc(size_t bytes)
 
 /* ---- values: small integers, of which every sum is exact in each type ---- */
 
-static float value_of(uint32_t rank, size_t i)
+/* Sums of all ranks stay below 128: exact in bf16. The first blocks of a period are zero on all ranks. */
+static float value_of(uint32_t rank, size_t i, uint32_t zero_blocks)
 {
-    return (float)((i % PERIOD * 7 + (size_t)rank * 3) % 64);
+    if (i % PERIOD / BLOCK < zero_blocks)
+        return 0;
+    return (float)((i % PERIOD * 7 + (size_t)rank * 3) % (128 / bench.ranks));
 }
 
 static void encode(enum lk_type type, float x, uint8_t *p)
@@ -136,46 +174,72 @@ static void encode(enum lk_type type, float x, uint8_t *p)
         memcpy(p, &half, 2);
 }
 
-static void fill(uint32_t rank, enum lk_type type, size_t bytes)
+static size_t size_of(enum lk_type type)
 {
-    size_t each = type == LK_FP32 ? 4 : 2, period = PERIOD * each;
-    uint8_t *values = malloc(period);
+    return type == LK_FP32 ? 4 : 2;
+}
+
+/* A period of what `rank` has, or of everybody's sum (bench.ranks). */
+static uint8_t *period_of(const struct bench_case *c, uint32_t rank)
+{
+    size_t each = size_of(c->type);
+    uint8_t *values = malloc(PERIOD * each);
 
     if (!values)
         exit(1);
-    for (size_t i = 0; i < PERIOD; i++)
-        encode(type, value_of(rank, i), values + i * each);
-    for (size_t at = 0; at < bytes; at += period) {
-        size_t size = bytes - at < period ? bytes - at : period;
+    for (size_t i = 0; i < PERIOD; i++) {
+        float x = 0;
 
-        if (!cuda)
-            memcpy(bench.in[rank] + at, values, size);
-        else if (at == 0)
-            CUDA(cudaMemcpy(bench.in[rank], values, size, cudaMemcpyHostToDevice));
-        else { /* doubles what is there */
-            size = bytes - at < at ? bytes - at : at;
-            CUDA(cudaMemcpy(bench.in[rank] + at, bench.in[rank], size, cudaMemcpyDeviceToDevice));
-            at += size - period;
-        }
+        for (uint32_t r = 0; r < bench.ranks; r++)
+            if (rank == r || rank == bench.ranks)
+                x += value_of(r, i, c->zero_blocks);
+        encode(c->type, x, values + i * each);
+    }
+    return values;
+}
+
+static void fill(uint32_t rank, const struct bench_case *c, size_t bytes)
+{
+    size_t period = PERIOD * size_of(c->type), done = period < bytes ? period : bytes;
+    uint8_t *values = period_of(c, rank);
+
+    if (cuda)
+        CUDA(cudaMemcpy(bench.in[rank], values, done, cudaMemcpyHostToDevice));
+    else
+        memcpy(bench.in[rank], values, done);
+    while (done < bytes) { /* doubles what is there */
+        size_t size = bytes - done < done ? bytes - done : done;
+
+        if (cuda)
+            CUDA(cudaMemcpy(bench.in[rank] + done, bench.in[rank], size, cudaMemcpyDeviceToDevice));
+        else
+            memcpy(bench.in[rank] + done, bench.in[rank], size);
+        done += size;
     }
     free(values);
 }
 
-static bool right(uint32_t rank, enum lk_type type, size_t bytes)
+/* Nothing that was right before is left. */
+static void spoil(uint32_t rank, size_t bytes)
 {
-    size_t each = type == LK_FP32 ? 4 : 2;
-    uint8_t *got = malloc(bytes), want[4];
-    bool good = got != NULL;
+    if (cuda)
+        CUDA(cudaMemset(bench.out[rank], 0xa5, bytes));
+    else
+        memset(bench.out[rank], 0xa5, bytes);
+}
 
-    if (good && cuda)
-        CUDA(cudaMemcpy(got, bench.out[rank], bytes, cudaMemcpyDeviceToHost));
-    else if (good)
-        memcpy(got, bench.out[rank], bytes);
-    for (size_t i = 0; good && i < bytes / each; i++) {
-        encode(type, value_of(0, i) + value_of(1, i), want);
-        good = memcmp(got + i * each, want, each) == 0;
-    }
-    free(got);
+static bool right(uint32_t rank, const struct bench_case *c, size_t bytes)
+{
+    size_t period = PERIOD * size_of(c->type);
+    uint8_t *want = period_of(c, bench.ranks);
+    const uint8_t *got = cuda ? bench.fetched : bench.out[rank];
+    bool good = true;
+
+    if (cuda)
+        CUDA(cudaMemcpy(bench.fetched, bench.out[rank], bytes, cudaMemcpyDeviceToHost));
+    for (size_t at = 0; good && at < bytes; at += period)
+        good = memcmp(got + at, want, bytes - at < period ? bytes - at : period) == 0;
+    free(want);
     return good;
 }
 
@@ -192,7 +256,7 @@ static void *call_rank(void *arg)
     const struct bench_case *c = one->row->c;
     struct lk_reduction how = { .type = c->type, .wire = c->wire, .post = 1 };
     struct lk_buffers single = { bench.in[one->rank], bench.out[one->rank],
-                                 one->row->bytes / (c->type == LK_FP32 ? 4 : 2) };
+                                 one->row->bytes / size_of(c->type) };
     const struct lk_buffers *list = c->list ? bench.list[one->rank] : &single;
     const struct lk_rings *rings = &bench.rings[one->rank];
     void *stream = bench.streams[one->rank];
@@ -204,36 +268,41 @@ static void *call_rank(void *arg)
     return NULL;
 }
 
-/* Both ranks. Calls of the host library end when both are done. */
-static void call_both(const struct row *row)
+/* All ranks. Calls of the host library end when all are done. */
+static void call_all(const struct row *row)
 {
-    struct one_call ones[RANKS] = {
-        {row,  0},
-        { row, 1}
-    };
-    pthread_t other;
+    struct one_call ones[RANKS_MAX];
+    pthread_t threads[RANKS_MAX];
 
     if (cuda) {
-        call_rank(&ones[0]);
-        call_rank(&ones[1]);
+        for (uint32_t r = 0; r < bench.ranks; r++) {
+            ones[r] = (struct one_call){ row, r };
+            call_rank(&ones[r]);
+        }
         return;
     }
-    if (pthread_create(&other, NULL, call_rank, &ones[1]))
-        exit(1);
-    call_rank(&ones[0]);
-    pthread_join(other, NULL);
+    for (uint32_t r = 0; r < bench.ranks; r++) {
+        ones[r] = (struct one_call){ row, r };
+        if (pthread_create(&threads[r], NULL, call_rank, &ones[r]))
+            exit(1);
+    }
+    for (uint32_t r = 0; r < bench.ranks; r++)
+        pthread_join(threads[r], NULL);
 }
 
-static void fork_stream(void)
+static void fork_streams(void)
 {
     CUDA(cudaEventRecord(bench.fork, bench.streams[0]));
-    CUDA(cudaStreamWaitEvent(bench.streams[1], bench.fork, 0));
+    for (uint32_t r = 1; r < bench.ranks; r++)
+        CUDA(cudaStreamWaitEvent(bench.streams[r], bench.fork, 0));
 }
 
-static void join_stream(void)
+static void join_streams(void)
 {
-    CUDA(cudaEventRecord(bench.join, bench.streams[1]));
-    CUDA(cudaStreamWaitEvent(bench.streams[0], bench.join, 0));
+    for (uint32_t r = 1; r < bench.ranks; r++) {
+        CUDA(cudaEventRecord(bench.join, bench.streams[r]));
+        CUDA(cudaStreamWaitEvent(bench.streams[0], bench.join, 0));
+    }
 }
 
 static double now_us(void)
@@ -244,23 +313,23 @@ static double now_us(void)
     return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
 }
 
-/* One sample: from when both may start until both have ended. */
+/* One sample: from when all may start until all have ended. */
 static double sample_us(const struct row *row, cudaGraphExec_t graph)
 {
     double begin = now_us();
     float ms;
 
     if (!cuda) {
-        call_both(row);
+        call_all(row);
         return now_us() - begin;
     }
     CUDA(cudaEventRecord(bench.begin, bench.streams[0]));
     if (graph) {
         CUDA(cudaGraphLaunch(graph, bench.streams[0]));
     } else {
-        fork_stream();
-        call_both(row);
-        join_stream();
+        fork_streams();
+        call_all(row);
+        join_streams();
     }
     CUDA(cudaEventRecord(bench.end, bench.streams[0]));
     CUDA(cudaEventSynchronize(bench.end));
@@ -274,10 +343,10 @@ static cudaGraphExec_t make_graph(const struct row *row)
     cudaGraph_t graph;
 
     CUDA(cudaStreamBeginCapture(bench.streams[0], cudaStreamCaptureModeThreadLocal));
-    fork_stream();
+    fork_streams();
     for (int i = 0; i < GRAPH_CALLS; i++)
-        call_both(row);
-    join_stream();
+        call_all(row);
+    join_streams();
     CUDA(cudaStreamEndCapture(bench.streams[0], &graph));
     CUDA(cudaGraphInstantiate(&exec, graph, 0));
     CUDA(cudaGraphDestroy(graph));
@@ -291,41 +360,66 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Bytes that both ranks read and write in device memory, rings included. */
+/* Each rank reads and writes all its data once; each leg writes and reads what is not its own and not zero. */
 static double traffic(const struct row *row)
 {
-    double data = row->c->type == LK_FP32 ? 4 : 2, wire = row->c->wire == LK_FP32 ? 4 : 2;
+    double ranks = bench.ranks, data = (double)size_of(row->c->type);
+    double wire = (double)size_of(row->c->wire) * (16 - row->c->zero_blocks) / 16;
+    double elements = (double)row->bytes / data;
 
-    return 4 * ((double)row->bytes / data) * (data + wire);
+    return ranks * elements * (2 * data + 4 * wire * (ranks - 1) / ranks);
+}
+
+static void take_samples(struct row *row)
+{
+    static double samples[MAX_SAMPLES];
+    cudaGraphExec_t graph = cuda && row->c->lines ? make_graph(row) : NULL;
+    double begin = now_us();
+    int n = 0;
+
+    for (int i = 0; i < 3; i++)
+        sample_us(row, graph);
+    while (n < bench.samples && (n < 3 || now_us() - begin < bench.limit_us))
+        samples[n++] = sample_us(row, graph);
+    if (graph)
+        CUDA(cudaGraphExecDestroy(graph));
+    qsort(samples, (size_t)n, sizeof(*samples), by_value);
+    row->median_us = samples[n / 2];
+    row->p10_us = samples[n / 10];
+    row->p90_us = samples[n * 9 / 10];
+    row->samples = n;
 }
 
 static void measure(struct row *row)
 {
-    static double samples[MAX_SAMPLES];
-    cudaGraphExec_t graph = NULL;
-
-    for (uint32_t r = 0; r < RANKS; r++)
-        fill(r, row->c->type, row->bytes);
+    alarm(STUCK_S);
+    for (uint32_t r = 0; r < bench.ranks; r++) {
+        if (bench.filled != row->c)
+            fill(r, row->c, row->bytes);
+        spoil(r, row->bytes);
+    }
+    bench.filled = row->c;
+    if (cuda)
+        CUDA(cudaDeviceSynchronize());
     sample_us(row, NULL);
-    row->verified = right(0, row->c->type, row->bytes) && right(1, row->c->type, row->bytes);
-    if (cuda && row->c->lines)
-        graph = make_graph(row);
-    for (int i = 0; i < 5; i++)
-        sample_us(row, graph);
-    for (int i = 0; i < bench.samples; i++)
-        samples[i] = sample_us(row, graph);
-    if (graph)
-        CUDA(cudaGraphExecDestroy(graph));
-    qsort(samples, (size_t)bench.samples, sizeof(*samples), by_value);
-    row->median_us = samples[bench.samples / 2];
-    row->p10_us = samples[bench.samples / 10];
-    row->p90_us = samples[bench.samples * 9 / 10];
-    row->roofline_us = bench.copy_gbs > 0 && !row->c->lines ? traffic(row) / bench.copy_gbs / 1000
-                                                            : 0;
-    printf("%-36s %4u %9.1f %9.1f %9.1f %9.1f %9.1f  %s\n", row->c->what, row->ctas, row->median_us,
-           row->p10_us, row->p90_us, row->roofline_us, row->prototype_us,
-           row->verified ? "right" : "WRONG");
-    fflush(stdout);
+    row->verified = true;
+    for (uint32_t r = 0; r < bench.ranks; r++)
+        row->verified = right(r, row->c, row->bytes) && row->verified;
+    take_samples(row);
+    row->must_move = traffic(row);
+    if (bench.copy_gbs > 0 && !row->c->lines)
+        row->roofline_us = row->must_move / bench.copy_gbs / 1000;
+    alarm(0);
+}
+
+static void stuck(int sig)
+{
+    static const char text[] = "a row did not end\n";
+
+    (void)sig;
+    if (write(2, text, sizeof(text) - 1) < 0)
+        _exit(1);
+    _exit(3);
 }
 
 /* ---- output ---- */
@@ -342,7 +436,36 @@ static void key_string(struct lc_json *json, const char *key, const char *value)
     lc_json_string(json, value);
 }
 
-static void print_json(const struct row *row, const char *machine)
+static void write_row(struct lc_json *json, const struct row *row)
+{
+    lc_json_object(json);
+    key_string(json, "schema", "loongcomm.bench/1");
+    key_string(json, "op", row->c->lines ? "rings one-shot" : "rings all-reduce");
+    key_string(json, "case", row->c->what);
+    key_double(json, "ranks", bench.ranks);
+    key_double(json, "variant", row->variant);
+    key_string(json, "variant_name", row->variant_name);
+    key_double(json, "ctas", row->ctas);
+    key_double(json, "channels", row->shape.channels);
+    key_double(json, "slots", row->shape.slots);
+    key_double(json, "bytes", (double)row->bytes);
+    key_double(json, "samples", row->samples);
+    key_double(json, "median_us", row->median_us);
+    key_double(json, "p10", row->p10_us);
+    key_double(json, "p90", row->p90_us);
+    key_double(json, "algbw", (double)row->bytes / row->median_us / 1000);
+    key_double(json, "must_move_bytes", row->must_move);
+    key_double(json, "roofline_us", row->roofline_us);
+    key_double(json, "share_of_roofline", row->roofline_us / row->median_us);
+    key_double(json, "bound_us", row->c->bound_us);
+    key_double(json, "copy_gbs", bench.copy_gbs);
+    lc_json_key(json, "verified");
+    lc_json_bool(json, row->verified);
+    key_string(json, "machine", bench.machine);
+    lc_json_end(json);
+}
+
+static void print_row(const struct row *row)
 {
     struct lc_json json;
     size_t bytes;
@@ -352,26 +475,13 @@ static void print_json(const struct row *row, const char *machine)
     if (!out)
         exit(1);
     lc_json_init(&json, out);
-    lc_json_object(&json);
-    key_string(&json, "schema", "loongcomm.bench/1");
-    key_string(&json, "op", row->c->lines ? "rings one-shot" : "rings all-reduce");
-    key_string(&json, "case", row->c->what);
-    key_double(&json, "ranks", RANKS);
-    key_double(&json, "ctas", row->ctas);
-    key_double(&json, "bytes", (double)row->bytes);
-    key_double(&json, "median_us", row->median_us);
-    key_double(&json, "p10", row->p10_us);
-    key_double(&json, "p90", row->p90_us);
-    key_double(&json, "algbw", (double)row->bytes / row->median_us / 1000);
-    key_double(&json, "roofline_us", row->roofline_us);
-    key_double(&json, "prototype_us", row->prototype_us);
-    key_double(&json, "copy_gbs", bench.copy_gbs);
-    lc_json_key(&json, "verified");
-    lc_json_bool(&json, row->verified);
-    key_string(&json, "machine", machine);
-    lc_json_end(&json);
+    write_row(&json, row);
     if (lc_json_finish(&json) || fclose(out))
         exit(1);
+    printf("%-36s %-24.24s %3u %2u %4u %9.1f %9.1f %9.1f %9.1f %5.2f  %s\n", row->c->what,
+           row->variant_name, row->shape.channels, row->shape.slots, row->ctas, row->median_us,
+           row->p10_us, row->p90_us, row->roofline_us, row->roofline_us / row->median_us,
+           row->verified ? "right" : "WRONG");
     for (const char *p = text; *p; p++) {
         if (*p == '\n')
             p += strspn(p, "\n ") - 1;
@@ -379,6 +489,7 @@ static void print_json(const struct row *row, const char *machine)
             putchar(*p);
     }
     putchar('\n');
+    fflush(stdout);
     free(text);
 }
 
@@ -416,7 +527,7 @@ static void make_list(size_t shrink)
 
         state = state * 6364136223846793005ULL + 1442695040888963407ULL;
         bytes = (size_t)(4096 * pow(1024, (double)(state >> 40) * 0x1p-24)) / shrink / 16 * 16;
-        for (uint32_t r = 0; r < RANKS; r++) {
+        for (uint32_t r = 0; r < bench.ranks; r++) {
             bench.list[r][i].in = (void *)(uintptr_t)
                 at; /* made addresses when the buffers are there */
             bench.list[r][i].count = bytes / 4;
@@ -426,28 +537,27 @@ static void make_list(size_t shrink)
     bench.list_bytes = at;
 }
 
-static void set_up(struct lk_ring_shape shape, size_t most)
+static void set_up(size_t most)
 {
-    void *segments[RANKS];
-    uint32_t *abort_word = NULL;
+    uint32_t *abort_word;
 
     if (cuda) {
+        struct cudaDeviceProp prop;
+
         CUDA(cudaSetDevice(0));
-        for (uint32_t r = 0; r < RANKS; r++)
+        CUDA(cudaGetDeviceProperties(&prop, 0));
+        snprintf(bench.machine, sizeof(bench.machine), "%s", prop.name);
+        for (uint32_t r = 0; r < bench.ranks; r++)
             CUDA(cudaStreamCreateWithFlags(&bench.streams[r], cudaStreamNonBlocking));
         CUDA(cudaEventCreate(&bench.begin));
         CUDA(cudaEventCreate(&bench.end));
         CUDA(cudaEventCreateWithFlags(&bench.fork, cudaEventDisableTiming));
         CUDA(cudaEventCreateWithFlags(&bench.join, cudaEventDisableTiming));
+        CUDA(cudaMallocHost((void **)&bench.fetched, most));
     }
     must(lib.load_all(), "lk_load_all");
     abort_word = device_alloc(sizeof(*abort_word));
-    for (uint32_t r = 0; r < RANKS; r++) {
-        int fd;
-
-        must(lib.segment_new(lib.ring_bytes(&shape), bench.streams[r], &segments[r], &fd),
-             "segment");
-        close(fd);
+    for (uint32_t r = 0; r < bench.ranks; r++) {
         bench.in[r] = device_alloc(most);
         bench.out[r] = device_alloc(most);
         for (size_t i = 0; i < LIST; i++) {
@@ -456,15 +566,39 @@ static void set_up(struct lk_ring_shape shape, size_t most)
             bench.list[r][i].in = bench.in[r] + at;
             bench.list[r][i].out = bench.out[r] + at;
         }
-        bench.rings[r] = (struct lk_rings){ .shape = shape,
-                                            .rank = r,
-                                            .state = device_alloc(lib.state_bytes(&shape)),
-                                            .abort = abort_word };
+        bench.rings[r].rank = r;
+        bench.rings[r].abort = abort_word;
     }
-    for (uint32_t r = 0; r < RANKS; r++)
-        memcpy(bench.rings[r].segments, segments, sizeof(segments));
+}
+
+static void make_rings(const struct lk_ring_shape *shape)
+{
+    for (uint32_t r = 0; r < bench.ranks; r++) {
+        void *segment;
+        int fd;
+
+        must(lib.segment_new(lib.ring_bytes(shape), bench.streams[r], &segment, &fd), "segment");
+        close(fd);
+        bench.rings[r].shape = *shape;
+        bench.rings[r].state = device_alloc(lib.state_bytes(shape));
+        for (uint32_t to = 0; to < bench.ranks; to++)
+            bench.rings[to].segments[r] = segment;
+    }
     if (cuda)
         CUDA(cudaDeviceSynchronize());
+}
+
+static void free_rings(void)
+{
+    for (uint32_t r = 0; r < bench.ranks; r++) {
+        struct lk_rings *rings = &bench.rings[r];
+
+        if (cuda)
+            CUDA(cudaFree(rings->state));
+        else
+            free(rings->state);
+        must(lib.segment_free(rings->segments[r], lib.ring_bytes(&rings->shape)), "segment");
+    }
 }
 
 static void open_library(const char *path)
@@ -481,6 +615,7 @@ static void open_library(const char *path)
     FIND(ring_bytes, lk_ring_bytes)
     FIND(state_bytes, lk_ring_state_bytes)
     FIND(segment_new, lk_segment_new)
+    FIND(segment_free, lk_segment_free)
     FIND(all_reduce, lk_rings_all_reduce)
     FIND(lines, lk_lines_all_reduce)
 #undef FIND
@@ -488,30 +623,135 @@ static void open_library(const char *path)
         fprintf(stderr, "%s: %s\n", path, handle ? "no kernels library with rings" : dlerror());
         exit(1);
     }
+    lib.variant = (__typeof__(lib.variant))(uintptr_t)dlsym(handle, "lk_rings_variant");
     cuda = strcmp(lib.backend(), "cuda") == 0;
 }
 
-#define GRIDS (sizeof(grids) / sizeof(*grids))
-#define CASES (sizeof(cases) / sizeof(*cases))
+/* ---- options ---- */
 
-static bool measure_all(size_t shrink, struct row rows[CASES * GRIDS])
+static struct {
+    struct values cases, variants, ctas, channels, slots;
+} chosen = {
+    .variants = {{ 0 },              1},
+    .ctas = { { 8, 16, 32, 64 }, 4},
+    .channels = { { 64 },            1},
+    .slots = { { 4 },             1},
+};
+
+static bool parse_list(const char *text, struct values *list)
+{
+    char *end;
+
+    for (list->n = 0; list->n < VALUES_MAX; text = end + 1) {
+        list->of[list->n++] = (uint32_t)strtoul(text, &end, 10);
+        if (end == text || (*end && *end != ','))
+            return false;
+        if (!*end)
+            return true;
+    }
+    return false;
+}
+
+static bool parse_option(const char *name, const char *text)
+{
+    static const struct {
+        const char *name;
+        struct values *list;
+    } lists[] = {
+        {"--cases",     &chosen.cases   },
+        { "--variant",  &chosen.variants},
+        { "--ctas",     &chosen.ctas    },
+        { "--channels", &chosen.channels},
+        { "--slots",    &chosen.slots   },
+    };
+    uint32_t value = (uint32_t)strtoul(text, NULL, 10);
+
+    for (size_t i = 0; i < sizeof(lists) / sizeof(*lists); i++)
+        if (strcmp(name, lists[i].name) == 0)
+            return parse_list(text, lists[i].list);
+    if (strcmp(name, "--ranks") == 0)
+        bench.ranks = value;
+    else if (strcmp(name, "--samples") == 0)
+        bench.samples = (int)value;
+    else if (strcmp(name, "--limit") == 0)
+        bench.limit_us = value * 1e6;
+    else
+        return false;
+    return bench.ranks >= 2 && bench.ranks <= RANKS_MAX && bench.samples >= 1 &&
+           bench.samples <= MAX_SAMPLES;
+}
+
+static bool parse(int argc, char **argv)
+{
+    bench.ranks = 2;
+    bench.samples = 101;
+    bench.limit_us = 1e6;
+    for (chosen.cases.n = 0; chosen.cases.n < CASES; chosen.cases.n++)
+        chosen.cases.of[chosen.cases.n] = (uint32_t)chosen.cases.n;
+    for (int i = 2; i + 1 < argc; i += 2)
+        if (!parse_option(argv[i], argv[i + 1]))
+            return false;
+    for (size_t i = 0; i < chosen.cases.n; i++)
+        if (chosen.cases.of[i] >= CASES)
+            return false;
+    return argc >= 2 && argc % 2 == 0;
+}
+
+/* ---- rows ---- */
+
+static const char *choose_variant(uint32_t number)
+{
+    const char *name = lib.variant ? lib.variant((int)number) : number ? NULL : "product";
+
+    if (!name) {
+        fprintf(stderr, "no variant %u\n", number);
+        exit(2);
+    }
+    return name;
+}
+
+/* One-shot calls are the same in all variants and shapes: with the first of each only. */
+static bool measure_case(const struct bench_case *c, bool first, size_t shrink,
+                         const struct lk_ring_shape *shape)
 {
     bool good = true;
 
-    printf("%-36s %4s %9s %9s %9s %9s %9s\n", "case", "CTAs", "median us", "p10", "p90", "roofline",
-           "prototype");
-    for (size_t i = 0; i < CASES; i++) {
-        const struct bench_case *c = &cases[i];
+    for (size_t v = 0; v < (c->lines ? first : chosen.variants.n); v++) {
+        const char *name = choose_variant(chosen.variants.of[v]);
 
-        for (size_t g = 0; g < GRIDS; g++) {
-            struct row *row = &rows[i * GRIDS + g];
+        for (size_t g = 0; g < chosen.ctas.n; g++) {
+            struct row row = { .c = c,
+                               .shape = *shape,
+                               .variant = chosen.variants.of[v],
+                               .variant_name = name,
+                               .ctas = chosen.ctas.of[g] };
 
-            *row = (struct row){ .c = c,
-                                 .ctas = grids[g],
-                                 .prototype_us = cuda ? c->prototype_us[g] : 0 };
-            row->bytes = !c->bytes ? bench.list_bytes : c->lines ? c->bytes : c->bytes / shrink;
-            measure(row);
-            good = good && row->verified;
+            row.bytes = !c->bytes ? bench.list_bytes : c->lines ? c->bytes : c->bytes / shrink;
+            measure(&row);
+            print_row(&row);
+            good = good && row.verified;
+        }
+    }
+    return good;
+}
+
+static bool measure_all(size_t shrink)
+{
+    bool good = true;
+
+    printf("%-36s %-24s %3s %2s %4s %9s %9s %9s %9s %5s\n", "case", "variant", "ch", "sl", "CTAs",
+           "median us", "p10", "p90", "roofline", "share");
+    for (size_t i = 0; i < chosen.channels.n; i++) {
+        for (size_t j = 0; j < chosen.slots.n; j++) {
+            struct lk_ring_shape shape = { bench.ranks, chosen.channels.of[i], chosen.slots.of[j],
+                                           65536 };
+
+            if (!lib.ring_bytes(&shape))
+                exit(2);
+            make_rings(&shape);
+            for (size_t c = 0; c < chosen.cases.n; c++)
+                good = measure_case(&cases[chosen.cases.of[c]], i + j == 0, shrink, &shape) && good;
+            free_rings();
         }
     }
     return good;
@@ -519,48 +759,22 @@ static bool measure_all(size_t shrink, struct row rows[CASES * GRIDS])
 
 int main(int argc, char **argv)
 {
-    static struct row rows[CASES * GRIDS];
-    struct lk_ring_shape shape = { RANKS, 64, 4, 65536 };
-    char machine[300] = "host";
+    size_t shrink, most;
     int devices = 0;
-    size_t shrink;
-    bool good;
 
-    bench.samples = 101;
-    for (int i = 2; i + 1 < argc; i += 2) {
-        uint32_t value = (uint32_t)strtoul(argv[i + 1], NULL, 10);
-
-        if (strcmp(argv[i], "--channels") == 0)
-            shape.channels = value;
-        else if (strcmp(argv[i], "--slots") == 0)
-            shape.slots = value;
-        else if (strcmp(argv[i], "--samples") == 0 && value >= 1 && value <= MAX_SAMPLES)
-            bench.samples = (int)value;
-        else
-            return 2;
-    }
-    if (argc < 2 || argc % 2)
+    if (!parse(argc, argv))
         return 2;
     open_library(argv[1]);
     if (cuda && (cudaGetDeviceCount(&devices) != cudaSuccess || !devices)) {
         printf("SKIPPED: no GPU on this machine\n");
         return SKIP;
     }
-    if (!lib.ring_bytes(&shape))
-        return 2;
-    if (cuda) {
-        struct cudaDeviceProp prop;
-
-        CUDA(cudaGetDeviceProperties(&prop, 0));
-        snprintf(machine, sizeof(machine), "%s", prop.name);
-    }
+    signal(SIGALRM, stuck);
+    snprintf(bench.machine, sizeof(bench.machine), "host");
     shrink = cuda ? 1 : 512;
     make_list(shrink);
-    set_up(shape,
-           (bench.list_bytes > 256U << 20 ? bench.list_bytes : (256U << 20) / shrink) + 65536);
-    measure_copy((256U << 20) / shrink);
-    good = measure_all(shrink, rows);
-    for (size_t i = 0; i < CASES * GRIDS; i++)
-        print_json(&rows[i], machine);
-    return good ? 0 : 1;
+    most = (256U << 20) / shrink;
+    set_up((bench.list_bytes > most ? bench.list_bytes : most) + 65536);
+    measure_copy(most);
+    return measure_all(shrink) ? 0 : 1;
 }
