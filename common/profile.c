@@ -163,6 +163,7 @@ static int add_rule(struct parser *p, const struct lc_profile_rule *rule)
         p->room = room;
     }
     out->rules[out->n++] = *rule;
+    out->n_rings += rule->who == LC_PROFILE_RINGS;
     return 0;
 }
 

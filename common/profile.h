@@ -35,7 +35,9 @@ enum lc_profile_op {
 };
 #define LC_PROFILE_ALGORITHMS 7
 #define LC_PROFILE_PROTOCOLS  3
-#define LC_PROFILE_KERNELS    2 /* one-shot, two-shot */
+#define LC_PROFILE_ONE_SHOT   0
+#define LC_PROFILE_TWO_SHOT   1
+#define LC_PROFILE_KERNELS    2
 #define LC_PROFILE_WIRES      2 /* exact, bf16 */
 
 enum lc_profile_who {
@@ -57,6 +59,7 @@ struct lc_profile {
     char gpu[96];
     int nccl; /* as ncclGetVersion counts: 22809 */
     uint64_t hash;
+    size_t n_rings; /* rules about rings */
     size_t n;
     struct lc_profile_rule rules[];
 };

@@ -4,6 +4,7 @@
 #include "common/deadline.h"
 #include "common/log.h"
 #include "interpose/control/control.h"
+#include "interpose/machine.h"
 #include "interpose/process.h"
 #include "interpose/tuner.h"
 
@@ -70,7 +71,7 @@ static void host_name(char out[64])
 /* Profiles count like settings. */
 static uint64_t settings_hash(void)
 {
-    uint64_t profile = lc_tuner_profile_hash();
+    uint64_t profile = lc_machine_hash();
 
     return lc_config_hash(lc_process_config()) ^ (profile >> 7 | profile << 57);
 }

@@ -32,25 +32,47 @@ static bool can_pack(const struct lc_op *op, const struct lc_situation *now,
            is_reducible_type(op->type) && op->redop >= 0 && op->redop < ncclNumOps;
 }
 
-bool lc_policy_wants_rings(const struct lc_config *config)
+static const struct lc_profile_rule *rule_for(enum lc_op_kind kind, const struct lc_situation *now,
+                                              bool bf16_wire, uint64_t bytes)
 {
-    return config->peer == LC_PEER_FORCE ||
-           (config->peer == LC_PEER_AUTO && config->allreduce_wire != LC_WIRE_DATA);
+    unsigned op = kind == LC_OP_ALL_REDUCE ? LC_PROFILE_ALL_REDUCE : LC_PROFILE_REDUCE_SCATTER;
+
+    return now->profile ? lc_profile_rings(now->profile, op, (uint64_t)now->ranks, bf16_wire, bytes)
+                        : NULL;
 }
 
-bool lc_policy_one_shot(const struct lc_config *config, size_t bytes, size_t most)
+bool lc_policy_one_shot(const struct lc_situation *now, size_t bytes,
+                        const struct lc_config *config)
 {
-    return config->peer == LC_PEER_FORCE && bytes > 0 && bytes <= most;
+    const struct lc_profile_rule *rule = rule_for(LC_OP_ALL_REDUCE, now, false, bytes);
+
+    return rule ? rule->algorithm == LC_PROFILE_ONE_SHOT : config->peer == LC_PEER_FORCE;
+}
+
+uint32_t lc_policy_ctas(const struct lc_op *op, const struct lc_situation *now, bool bf16_wire,
+                        size_t bytes, uint32_t most)
+{
+    const struct lc_profile_rule *rule = rule_for(op->kind, now, bf16_wire, bytes);
+
+    return rule && rule->width < most ? rule->width : most;
 }
 
 /* Without a measurement of the machine only what cuts bytes is known to win. */
+static bool is_known_to_win(const struct lc_op *op, const struct lc_situation *now, bool cuts_bytes)
+{
+    if (!now->profile)
+        return cuts_bytes;
+    return rule_for(op->kind, now, cuts_bytes, lc_op_bytes(op, now->ranks)) != NULL;
+}
+
 static bool takes_rings(const struct lc_op *op, const struct lc_situation *now, bool cuts_bytes,
                         const struct lc_config *config)
 {
     if (!now->rings || !is_reducible_type(op->type) || !has_factor_for(op, &now->redop) ||
         op->count == 0 || (op->type != ncclFloat32 && config->exact == LC_EXACT_NCCL))
         return false;
-    return config->peer == LC_PEER_FORCE || (config->peer == LC_PEER_AUTO && cuts_bytes);
+    return config->peer == LC_PEER_FORCE ||
+           (config->peer == LC_PEER_AUTO && is_known_to_win(op, now, cuts_bytes));
 }
 
 struct lc_choice lc_policy(const struct lc_op *op, const struct lc_situation *now,

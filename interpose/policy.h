@@ -7,6 +7,7 @@
 #define LC_INTERPOSE_POLICY_H
 
 #include "common/config.h"
+#include "common/profile.h"
 #include "interpose/ledger.h"
 #include "interpose/op.h"
 #include "interpose/redop.h"
@@ -30,22 +31,37 @@ struct lc_situation {
     bool grouped;
     bool rings;            /* are there, or may still come */
     struct lc_redop redop; /* what op->redop means */
+    const struct lc_profile
+        *profile; /* of this machine, the same at all ranks; NULL: nothing was measured */
 };
+
+/* Some call may go through peers' memory. */
+static inline bool lc_policy_wants_rings(const struct lc_config *config,
+                                         const struct lc_profile *profile)
+{
+    if (config->peer != LC_PEER_AUTO)
+        return config->peer == LC_PEER_FORCE;
+    return profile ? profile->n_rings > 0 : config->allreduce_wire != LC_WIRE_DATA;
+}
 
 /* True if no such call can leave NCCL's path, whatever else is known: saves looking further on every call. */
 static inline bool lc_policy_is_nccl(const struct lc_op *op, bool grouped,
-                                     const struct lc_config *config)
+                                     const struct lc_config *config,
+                                     const struct lc_profile *profile)
 {
     return (op->kind != LC_OP_ALL_REDUCE && op->kind != LC_OP_REDUCE_SCATTER) ||
-           (config->allreduce_wire == LC_WIRE_DATA && config->peer != LC_PEER_FORCE &&
+           (config->allreduce_wire == LC_WIRE_DATA && !lc_policy_wants_rings(config, profile) &&
             !(grouped && config->coalesce));
 }
 
-/* Some call may go through peers' memory. */
-bool lc_policy_wants_rings(const struct lc_config *config);
+/* In one step, instead of in two with half as many bytes: an all-reduce, or several as one, of `bytes` of data, if it fits
+ * the lines. */
+bool lc_policy_one_shot(const struct lc_situation *now, size_t bytes,
+                        const struct lc_config *config);
 
-/* In one step, instead of in two with half as many bytes: `bytes` of data (lk_lines_bytes), of at most `most`. */
-bool lc_policy_one_shot(const struct lc_config *config, size_t bytes, size_t most);
+/* CTAs of a kernel over `bytes` of data, at most `most`. */
+uint32_t lc_policy_ctas(const struct lc_op *op, const struct lc_situation *now, bool bf16_wire,
+                        size_t bytes, uint32_t most);
 
 struct lc_choice lc_policy(const struct lc_op *op, const struct lc_situation *now,
                            const struct lc_config *config);

@@ -3,6 +3,7 @@
 
 #include "common/log.h"
 #include "interpose/comm.h"
+#include "interpose/machine.h"
 #include "interpose/peers.h"
 #include "interpose/process.h"
 #include "interpose/reduce.h"
@@ -23,6 +24,17 @@ static void place_factor(const struct lc_op *op, const struct lc_redop *redop, i
     pre->value = 1.0f;
 }
 
+/* As lc_op_bytes counts them, of all calls together. */
+static size_t data_bytes(const struct lc_op *op, const struct lk_buffers *list, size_t n, int ranks)
+{
+    struct lc_op all = *op;
+
+    all.count = 0;
+    for (size_t i = 0; i < n; i++)
+        all.count += list[i].count;
+    return lc_op_bytes(&all, ranks);
+}
+
 int lc_rings_launch(const struct lc_op *op, const struct lc_redop *redop,
                     const struct lk_buffers *list, size_t n, cudaStream_t stream,
                     enum lc_outcome *outcome)
@@ -31,18 +43,21 @@ int lc_rings_launch(const struct lc_op *op, const struct lc_redop *redop,
     const struct lc_reducer *reducer = comm->reducer;
     const struct lc_backend *backend = reducer->backend;
     const struct lk_rings *rings = lc_peers_rings(reducer->peers);
-    uint32_t ctas = lc_peers_ctas(reducer->peers);
+    struct lc_situation now = { .ranks = comm->facts.ranks, .profile = lc_machine_profile() };
     struct lk_reduction how = { .type = lc_lk_type(op->type), .rounding = LK_NEAREST };
     struct lk_scale pre;
+    size_t bytes;
+    uint32_t ctas;
 
     how.wire = *outcome == LC_RINGS_BF16 ? LK_BF16 : how.type;
     place_factor(op, redop, comm->facts.ranks, &pre, &how.post);
     how.pre = &pre;
+    bytes = data_bytes(op, list, n, comm->facts.ranks);
+    ctas = lc_policy_ctas(op, &now, how.wire != how.type, bytes, lc_peers_ctas(reducer->peers));
     if (op->kind == LC_OP_REDUCE_SCATTER)
         return backend->lk_rings_reduce_scatter(rings, &how, list, n, ctas, stream);
-    if (how.wire == how.type &&
-        lc_policy_one_shot(lc_process_config(), backend->lk_lines_bytes(&how, list, n),
-                           rings->shape.line_bytes)) {
+    if (how.wire == how.type && lc_policy_one_shot(&now, bytes, lc_process_config()) &&
+        backend->lk_lines_bytes(&how, list, n) <= rings->shape.line_bytes) {
         *outcome = LC_RINGS_LINES;
         return backend->lk_lines_all_reduce(rings, &how, list, n, ctas, stream);
     }

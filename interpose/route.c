@@ -4,6 +4,7 @@
 #include "common/log.h"
 #include "interpose/comm.h"
 #include "interpose/gather.h"
+#include "interpose/machine.h"
 #include "interpose/peers.h"
 #include "interpose/policy.h"
 #include "interpose/process.h"
@@ -57,7 +58,8 @@ static bool has_tried_rings(struct lc_comm *comm, int device)
     struct lc_guard guard;
     bool done;
 
-    if (!lc_policy_wants_rings(config) || !lc_peers_possible(room, comm->facts.ranks))
+    if (!lc_policy_wants_rings(config, lc_machine_profile()) ||
+        !lc_peers_possible(room, comm->facts.ranks))
         return true;
     if (!reducer->peers) {
         struct lc_peers_facts facts = { .device = device,
@@ -136,7 +138,8 @@ static void route_reduction(struct lc_op *op, const struct lc_real *real)
     struct lc_situation now = { .ranks = comm->facts.ranks,
                                 .committed = true,
                                 .grouped = lc_thread.depth > 0,
-                                .redop = lc_redop_find(&comm->redops, op->redop) };
+                                .redop = lc_redop_find(&comm->redops, op->redop),
+                                .profile = lc_machine_profile() };
     struct lc_choice choice;
     ncclResult_t result;
     bool committed, ours;
@@ -190,7 +193,7 @@ void lc_route(struct lc_op *op, const struct lc_real *real)
     }
     if (!is_collective(op->kind))
         return;
-    if (lc_policy_is_nccl(op, lc_thread.depth > 0, lc_process_config())) {
+    if (lc_policy_is_nccl(op, lc_thread.depth > 0, lc_process_config(), lc_machine_profile())) {
         bool committed;
 
         op->outcome = LC_NCCL_NO_FASTER_PATH;

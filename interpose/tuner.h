@@ -28,8 +28,4 @@ void lc_tuner_close(void);
 struct lc_tuned *lc_tuner_take(void);
 void lc_tuner_put(struct lc_tuned *tuned); /* NULL is allowed */
 
-/* Hash of the profile that LOONGCOMM_PROFILE names, if it is of this machine and the NCCL in use; 0: there is none. The
- * first call reads it. */
-uint64_t lc_tuner_profile_hash(void);
-
 #endif

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Reductions through rings beside NCCL's own, on the rig: the same calls on a communicator that stays with NCCL, since
- * it is not blocking. LOONGCOMM_PEER=force, LOONGCOMM_ALLREDUCE_WIRE=data. argv: ranks. */
+ * it is not blocking. LOONGCOMM_PEER=force, LOONGCOMM_ALLREDUCE_WIRE=data. argv: ranks, and "profile" if one is to say
+ * where rings win instead. */
+#include "tests/interpose/profile_file.h"
 #include "tests/interpose/said.h"
 #include "tests/rig/test_nccl.h"
 
@@ -185,13 +187,49 @@ static int rank_main(int rank, int n, void *arg)
     return 0;
 }
 
+static char profile[64], folder[] = "/tmp/lc-rings-XXXXXX";
+
+static void use_profile(int n)
+{
+    char rules[160];
+
+    CHECK(mkdtemp(folder) && setenv("LOONGCOMM_DIR", folder, 1) == 0 &&
+          setenv("LOONGCOMM_REPORT", "json", 1) == 0);
+
+    snprintf(
+        rules, sizeof(rules),
+        "rings all-reduce %d exact 1 2000 one-shot 4\nrings all-reduce %d exact 2000 0 two-shot 16\n"
+        "rings reduce-scatter %d exact 1 0 two-shot 16\n",
+        n, n, n);
+    profile_write(profile, "none", rules);
+    CHECK(setenv("LOONGCOMM_PROFILE", profile, 1) == 0 && setenv("LOONGCOMM_PEER", "auto", 1) == 0);
+}
+
+/* Every rank's report knows of calls that went both ways. */
+static void check_reports(void)
+{
+    char command[256];
+
+    snprintf(command, sizeof(command),
+             "cat %s/*.json >%s/all && grep -q one-shot %s/all && grep -q two-shot %s/all", folder,
+             folder, folder, folder);
+    CHECK(unsetenv("LD_PRELOAD") == 0 && system(command) == 0);
+    snprintf(command, sizeof(command), "rm -r %s %s", folder, profile);
+    CHECK(system(command) == 0);
+}
+
 int main(int argc, char **argv)
 {
     int n = argc > 1 ? atoi(argv[1]) : 2;
 
+    if (argc > 2)
+        use_profile(n);
     said_begin();
     meeting = meeting_new();
     shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(shared != MAP_FAILED);
-    return lc_ranks_run(n, rank_main, NULL, 80);
+    n = lc_ranks_run(n, rank_main, NULL, 200);
+    if (argc > 2 && n == 0)
+        check_reports();
+    return n;
 }

@@ -5,6 +5,7 @@
 #include "tests/check.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static struct lc_config config_with(enum lc_peer peer, enum lc_wire wire)
@@ -29,6 +30,8 @@ struct row {
     enum lc_outcome outcome;
 };
 
+static const struct lc_profile *profile; /* of this machine, in some cases */
+
 static void check_rows(const struct row *rows, size_t n, const struct lc_config *config)
 {
     for (size_t i = 0; i < n; i++) {
@@ -42,6 +45,7 @@ static void check_rows(const struct row *rows, size_t n, const struct lc_config 
                                     .committed = row->committed,
                                     .grouped = row->grouped,
                                     .rings = row->rings,
+                                    .profile = profile,
                                     .redop = lc_redop_find(&none, row->redop) };
         struct lc_choice got = lc_policy(&op, &now, config);
 
@@ -49,7 +53,7 @@ static void check_rows(const struct row *rows, size_t n, const struct lc_config 
             printf("row %zu: path %d, %s\n", i, got.path, lc_outcome_reason(got.outcome));
         CHECK(got.path == row->path && got.outcome == row->outcome);
         if (got.path != LC_PATH_NCCL)
-            CHECK(!lc_policy_is_nccl(&op, row->grouped, config));
+            CHECK(!lc_policy_is_nccl(&op, row->grouped, config, profile));
     }
 }
 #define ROWS(rows) (rows), sizeof(rows) / sizeof(*(rows))
@@ -102,10 +106,10 @@ static void rings_by_themselves_take_what_cuts_bytes(void)
     struct lc_config config = config_with(LC_PEER_AUTO, LC_WIRE_BF16);
 
     check_rows(ROWS(rows), &config);
-    CHECK(lc_policy_wants_rings(&config));
+    CHECK(lc_policy_wants_rings(&config, NULL));
     config = config_with(LC_PEER_AUTO, LC_WIRE_DATA);
     check_rows(ROWS(plain), &config);
-    CHECK(!lc_policy_wants_rings(&config));
+    CHECK(!lc_policy_wants_rings(&config, NULL));
 }
 
 static void switched_off_there_are_no_rings(void)
@@ -116,8 +120,7 @@ static void switched_off_there_are_no_rings(void)
     struct lc_config config = config_with(LC_PEER_OFF, LC_WIRE_BF16);
 
     check_rows(ROWS(rows), &config);
-    CHECK(!lc_policy_wants_rings(&config));
-    CHECK(!lc_policy_one_shot(&config, 4, 65536));
+    CHECK(!lc_policy_wants_rings(&config, NULL));
 }
 
 static void sums_of_16_bits_can_be_left_to_nccl(void)
@@ -136,11 +139,54 @@ static void sums_of_16_bits_can_be_left_to_nccl(void)
 static void small_calls_go_in_one_step_if_forced(void)
 {
     struct lc_config config = config_with(LC_PEER_FORCE, LC_WIRE_DATA);
+    const struct lc_situation now = { .ranks = 4 };
 
-    CHECK(lc_policy_one_shot(&config, 4, 65536) && lc_policy_one_shot(&config, 65536, 65536));
-    CHECK(!lc_policy_one_shot(&config, 65537, 65536) && !lc_policy_one_shot(&config, 0, 65536));
+    CHECK(lc_policy_one_shot(&now, 4, &config));
     config.peer = LC_PEER_AUTO;
-    CHECK(!lc_policy_one_shot(&config, 4, 65536));
+    CHECK(!lc_policy_one_shot(&now, 4, &config));
+}
+
+/* What was measured decides, and what was not is left to NCCL. */
+static void a_profile_says_where_rings_win(void)
+{
+    static const char text[] = "loongcomm.profile/1\ngpu g\nnccl 2.28.9\n"
+                               "rings all-reduce 4 exact 4000 8000 one-shot 3\n"
+                               "rings all-reduce 4 exact 8000 0 two-shot 64\n"
+                               "rings all-reduce 4 bf16 1000000 0 two-shot 16\n";
+    static const struct row rows[] = {
+        {AR,  999,    ncclFloat32,  ncclSum, true, false, true, LC_PATH_NCCL,  LC_NCCL_NO_FASTER_PATH},
+        { AR, 1000,   ncclFloat32,  ncclSum, true, false, true, LC_PATH_RINGS, LC_RINGS              },
+        { AR, 2000,   ncclBfloat16, ncclSum, true, false, true, LC_PATH_RINGS, LC_RINGS              },
+        { RS, 100000, ncclFloat32,  ncclSum, true, false, true, LC_PATH_NCCL,
+         LC_NCCL_NO_FASTER_PATH                                                                      },
+    };
+    static const struct row narrow[] = {
+        {AR,  249999, ncclFloat32, ncclSum, true, false, true, LC_PATH_CAST,  LC_CAST_BF16 },
+        { AR, 250000, ncclFloat32, ncclSum, true, false, true, LC_PATH_RINGS, LC_RINGS_BF16},
+        { AR, 1000,   ncclFloat32, ncclSum, true, false, true, LC_PATH_RINGS, LC_RINGS     },
+    };
+    struct lc_profile *read = lc_profile_parse("test", text, sizeof(text) - 1);
+    struct lc_config config = config_with(LC_PEER_AUTO, LC_WIRE_DATA);
+    struct lc_situation now = { .ranks = 4, .profile = read };
+    struct lc_op op = { .kind = AR };
+
+    CHECK(read && lc_policy_wants_rings(&config, read));
+    profile = read;
+    check_rows(ROWS(rows), &config);
+    CHECK(lc_policy_one_shot(&now, 4000, &config) && !lc_policy_one_shot(&now, 8000, &config));
+    CHECK(lc_policy_ctas(&op, &now, false, 4000, 32) == 3);
+    CHECK(lc_policy_ctas(&op, &now, false, 8000, 32) == 32);
+    CHECK(lc_policy_ctas(&op, &now, true, 1000000, 32) == 16);
+    CHECK(lc_policy_ctas(&op, &now, false, 1, 32) == 32);
+    config.allreduce_wire = LC_WIRE_BF16;
+    check_rows(ROWS(narrow), &config);
+    config.peer = LC_PEER_OFF;
+    CHECK(!lc_policy_wants_rings(&config, read));
+    config.peer = LC_PEER_AUTO;
+    read->n_rings = 0;
+    CHECK(!lc_policy_wants_rings(&config, read));
+    profile = NULL;
+    free(read);
 }
 
 int main(void)
@@ -150,5 +196,6 @@ int main(void)
     switched_off_there_are_no_rings();
     sums_of_16_bits_can_be_left_to_nccl();
     small_calls_go_in_one_step_if_forced();
+    a_profile_says_where_rings_win();
     return 0;
 }

@@ -2,6 +2,7 @@
  *
  * tuned TUNER: the tuner plugin in a job on the rig whose ranks may differ. Ranks that choose differently end the program
  * there; each case says whether the profile is to be used in the end. The interposer is preloaded. */
+#include "tests/interpose/profile_file.h"
 #include "tests/rig/test_nccl.h"
 
 #include <dlfcn.h>
@@ -31,21 +32,6 @@ static const struct tuned {
 static struct meeting *meeting;
 static char paths[3][64];        /* of profiles: the usual one, "other", "alien" */
 static _Atomic unsigned *chosen; /* by each rank: calls that went as the profile says */
-
-static void write_profile(char path[64], const char *gpu, int channels)
-{
-    int version = NCCL_VERSION_CODE; /* asking would load the settings of all ranks */
-    FILE *file;
-    int fd;
-
-    snprintf(path, 64, "/tmp/lc-tuned-XXXXXX");
-    fd = mkstemp(path);
-    CHECK(fd >= 0 && (file = fdopen(fd, "w")));
-    fprintf(file, "loongcomm.profile/1\ngpu %s\nnccl %d.%d.%d\n", gpu, version / 10000,
-            version / 100 % 100, version % 100);
-    fprintf(file, "nccl all-reduce %d 1 0 0 ring simple %d\n", RANKS, channels);
-    CHECK(fclose(file) == 0);
-}
 
 static void set(const struct tuned *which, int rank)
 {
@@ -129,9 +115,9 @@ int main(int argc, char **argv)
     chosen = mmap(NULL, sizeof(*chosen) * RANKS, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
                   -1, 0);
     CHECK(chosen != MAP_FAILED);
-    write_profile(paths[0], "none", 8);
-    write_profile(paths[1], "none", 4);
-    write_profile(paths[2], "Some Other GPU", 8);
+    profile_write(paths[0], "none", "nccl all-reduce 3 1 0 0 ring simple 8\n");
+    profile_write(paths[1], "none", "nccl all-reduce 3 1 0 0 ring simple 4\n");
+    profile_write(paths[2], "Some Other GPU", "nccl all-reduce 3 1 0 0 ring simple 8\n");
     for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++)
         failed += !run(&cases[i]);
     for (int i = 0; i < 3; i++)
