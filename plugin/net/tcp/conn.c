@@ -320,6 +320,7 @@ static void fill_sender(struct lane *lane)
                                   .tag = r->tag };
 
         lane->sent[lane->count % RING] = p;
+        lane->oldest = p.seq < lane->oldest ? p.seq : lane->oldest;
         add_frame(lane, n++, &f, r->data + p.offset, p.length);
         bytes += p.length;
     }
@@ -482,6 +483,7 @@ void conn_fill_batch(struct lane *lane)
 
     pthread_mutex_lock(&conn->lock);
     lane->iov_at = lane->iov_n = 0;
+    lane->oldest = UINT64_MAX;
     lane->idle = false;
     if (conn->error)
         fill_error(lane);

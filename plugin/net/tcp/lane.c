@@ -20,6 +20,8 @@ void lane_init(struct lane *lane, struct conn *conn, int index)
     lane->index = index;
     pthread_mutex_init(&lane->io, NULL);
     lane->fd = -1;
+    lane->oldest = UINT64_MAX;
+    atomic_init(&lane->reading, UINT64_MAX);
     lane->settled = true;
     lane->announced_by = -1;
     lane->next_dial = conn->sends ? 0 : INT64_MAX;
@@ -300,9 +302,11 @@ static int write_some(struct lane *lane)
         return 0;
     msg.msg_iov = lane->iov + lane->iov_at;
     msg.msg_iovlen = (size_t)(lane->iov_n - lane->iov_at);
+    atomic_store(&lane->reading, lane->oldest);
     do {
         put = sendmsg(lane->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
     } while (put < 0 && errno == EINTR);
+    atomic_store(&lane->reading, UINT64_MAX);
     if (put < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS))
         return 0;
     if (put < 0) {

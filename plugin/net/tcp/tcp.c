@@ -420,9 +420,25 @@ static int tcp_iflush(struct lc_net_comm *comm, int n, void *const *data, const 
 }
 
 /* A message that came before the connection failed has come. With conn->lock held. */
+static bool has_come(const struct lc_net_request *r)
+{
+    return r->conn->sends ? r->seq < r->conn->acked : r->complete;
+}
+
+/* The peer may confirm a message before the thread that sent its end is back from the kernel. */
+static bool is_read(const struct lc_net_request *r)
+{
+    for (int i = 0; r->conn->sends && i < r->conn->n_lanes; i++) {
+        if (atomic_load(&r->conn->lanes[i].reading) <= r->seq)
+            return true;
+    }
+    return false;
+}
+
+/* With conn->lock held. */
 static bool finish(struct lc_net_request *r, size_t *sizes)
 {
-    if (r->conn->sends ? r->seq >= r->conn->acked : !r->complete)
+    if (!has_come(r) || is_read(r))
         return false;
     if (sizes)
         sizes[0] = r->conn->sends ? r->size : r->length;
@@ -434,7 +450,7 @@ static int tcp_test(struct lc_net_request *request, bool *done, size_t *sizes)
 {
     struct conn *conn;
     bool over;
-    bool stuck;
+    bool lost;
     int err;
 
     if (is_dead())
@@ -450,13 +466,13 @@ static int tcp_test(struct lc_net_request *request, bool *done, size_t *sizes)
         pthread_mutex_lock(&conn->lock);
         over = finish(request, sizes);
         err = conn->error;
-        stuck = !over && !err && conn->peer_gone;
+        lost = !has_come(request) && (err || conn->peer_gone);
         pthread_mutex_unlock(&conn->lock);
-        if (stuck) {
+        if (lost && !err) {
             conn_fail(conn, -EREMOTEIO, "the other side closed the connection");
             err = -EREMOTEIO;
         }
-        if (!over && err)
+        if (lost)
             return err;
     }
     *done = over;

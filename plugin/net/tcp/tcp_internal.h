@@ -53,6 +53,9 @@ struct lane {
     int index;
     pthread_mutex_t io;
     atomic_bool again; /* set before trying io: whoever holds it looks once more */
+    /* Sender: the oldest message that the sendmsg under way reads, UINT64_MAX: none is under way. Stored by whoever holds
+     * io, around the call; whoever sees it change knows that the reading is over. */
+    atomic_uint_least64_t reading;
 
     /* under io */
     int fd;
@@ -65,6 +68,7 @@ struct lane {
     bool out_cut; /* a part of the batch has gone: the rest must follow */
     int iov_at;
     int iov_n;
+    uint64_t oldest; /* message in the batch */
     struct iovec iov[IOVS];
     struct lc_tcp_frame heads[BATCH];
     unsigned char in[IN_BYTES];
