@@ -57,6 +57,15 @@ uint32_t lc_policy_ctas(const struct lc_op *op, const struct lc_situation *now, 
     return rule && rule->width < most ? rule->width : most;
 }
 
+/* Two ranks get each other's numbers and add them up: as many bytes as through rings, where the owner of a part rounds the
+ * sum to bf16 as well. */
+static bool is_better_added_up(const struct lc_op *op, const struct lc_situation *now,
+                               const struct lc_config *config)
+{
+    return op->kind == LC_OP_ALL_REDUCE && now->ranks == 2 &&
+           lc_wire_is_accurate(config, now->ranks);
+}
+
 /* Without a measurement of the machine only what cuts bytes is known to win. */
 static bool is_known_to_win(const struct lc_op *op, const struct lc_situation *now, bool cuts_bytes)
 {
@@ -69,7 +78,8 @@ static bool takes_rings(const struct lc_op *op, const struct lc_situation *now, 
                         const struct lc_config *config)
 {
     if (!now->rings || !is_reducible_type(op->type) || !has_factor_for(op, &now->redop) ||
-        op->count == 0 || (op->type != ncclFloat32 && config->exact == LC_EXACT_NCCL))
+        op->count == 0 || (op->type != ncclFloat32 && config->exact == LC_EXACT_NCCL) ||
+        (cuts_bytes && is_better_added_up(op, now, config)))
         return false;
     return config->peer == LC_PEER_FORCE ||
            (config->peer == LC_PEER_AUTO && is_known_to_win(op, now, cuts_bytes));

@@ -139,7 +139,7 @@ static void factors_of_ranks_need_not_be_alike(const struct job *job)
             double want = 0;
 
             for (int r = 0; r < job->n; r++)
-                want += value(r, t, i) * (r ? t + 1 : 2);
+                want += value(r, t, i) * (float)(r ? t + 1 : 2);
             diff += (job->recv[t][i] - want) * (job->recv[t][i] - want);
             norm += want * want;
         }

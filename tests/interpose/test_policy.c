@@ -32,7 +32,8 @@ struct row {
 
 static const struct lc_profile *profile; /* of this machine, in some cases */
 
-static void check_rows(const struct row *rows, size_t n, const struct lc_config *config)
+static void check_rows_of(int ranks, const struct row *rows, size_t n,
+                          const struct lc_config *config)
 {
     for (size_t i = 0; i < n; i++) {
         const struct row *row = &rows[i];
@@ -41,7 +42,7 @@ static void check_rows(const struct row *rows, size_t n, const struct lc_config 
                             .count = row->count,
                             .type = row->type,
                             .redop = row->redop };
-        struct lc_situation now = { .ranks = 4,
+        struct lc_situation now = { .ranks = ranks,
                                     .committed = row->committed,
                                     .grouped = row->grouped,
                                     .rings = row->rings,
@@ -55,6 +56,11 @@ static void check_rows(const struct row *rows, size_t n, const struct lc_config 
         if (got.path != LC_PATH_NCCL)
             CHECK(!lc_policy_is_nccl(&op, row->grouped, config, profile));
     }
+}
+
+static void check_rows(const struct row *rows, size_t n, const struct lc_config *config)
+{
+    check_rows_of(4, rows, n, config);
 }
 #define ROWS(rows) (rows), sizeof(rows) / sizeof(*(rows))
 
@@ -110,6 +116,25 @@ static void rings_by_themselves_take_what_cuts_bytes(void)
     config = config_with(LC_PEER_AUTO, LC_WIRE_DATA);
     check_rows(ROWS(plain), &config);
     CHECK(!lc_policy_wants_rings(&config, NULL));
+}
+
+/* Through rings the sum is rounded to bf16 for its way to the other rank. */
+static void accurate_sums_of_two_ranks_are_not_rounded_again(void)
+{
+    static const struct row two[] = {
+        {AR,  LARGE, ncclFloat32, ncclSum, true, false, true, LC_PATH_CAST,  LC_CAST_BF16 },
+        { AR, 10,    ncclFloat32, ncclSum, true, false, true, LC_PATH_RINGS, LC_RINGS     },
+        { RS, LARGE, ncclFloat32, ncclSum, true, false, true, LC_PATH_RINGS, LC_RINGS_BF16},
+    };
+    static const struct row more[] = {
+        {AR, LARGE, ncclFloat32, ncclSum, true, false, true, LC_PATH_RINGS, LC_RINGS_BF16},
+    };
+    struct lc_config config = config_with(LC_PEER_FORCE, LC_WIRE_BF16_ACCURATE);
+
+    check_rows_of(2, ROWS(two), &config);
+    check_rows_of(3, ROWS(more), &config);
+    config.allreduce_wire = LC_WIRE_BF16;
+    check_rows_of(2, ROWS(more), &config);
 }
 
 static void switched_off_there_are_no_rings(void)
@@ -193,6 +218,7 @@ int main(void)
 {
     forced_rings_take_all_that_they_can();
     rings_by_themselves_take_what_cuts_bytes();
+    accurate_sums_of_two_ranks_are_not_rounded_again();
     switched_off_there_are_no_rings();
     sums_of_16_bits_can_be_left_to_nccl();
     small_calls_go_in_one_step_if_forced();
