@@ -2,6 +2,8 @@
 #include "interpose/backend.h"
 
 #include "common/log.h"
+#include "interpose/machine.h"
+#include "interpose/policy.h"
 #include "interpose/process.h"
 #include "kernels/loongkernels_host.h"
 
@@ -194,6 +196,9 @@ void lc_backend_load(int device)
         return;
     if (backend->lk_load_all() != 0)
         (void)backend->cudaGetLastError(); /* not the program's error */
+    if (lc_policy_wants_rings(lc_process_config(), lc_machine_profile()) &&
+        backend->lk_rings_load() != 0)
+        (void)backend->cudaGetLastError();
     lc_guard_end(backend, device, &guard);
 }
 

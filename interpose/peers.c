@@ -251,6 +251,7 @@ static int start(struct lc_peers *peers)
 {
     struct offer *mine = &peers->offers[peers->facts.rank];
     struct lk_ring_shape shape = shape_for(peers);
+    int err;
 
     peers->rings.shape = shape;
     peers->rings.rank = (uint32_t)peers->facts.rank;
@@ -269,7 +270,8 @@ static int start(struct lc_peers *peers)
     if (peers->backend->cudaDeviceGetPCIBusId(mine->gpu, BUS_ID, peers->facts.device) != 0)
         return -ENODEV;
     peers->offered[peers->facts.rank] = true;
-    return allocate(peers);
+    err = peers->backend->lk_rings_load();
+    return err ? err : allocate(peers);
 }
 
 static int offer(struct lc_peers *peers)

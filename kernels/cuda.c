@@ -42,9 +42,12 @@ LK_API int lk_load_all(void)
     if (driver < DRIVER_NEEDED)
         return cudaErrorInsufficientDriver;
     result = lk_load_lists();
-    if (!result)
-        result = lk_load_sum();
-    return result ? result : lk_load_rings();
+    return result ? result : lk_load_sum();
+}
+
+LK_API int lk_rings_load(void)
+{
+    return lk_load_rings();
 }
 
 /* Exchanges run on the host library only. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/host_internal.h"
 #include "kernels/loongkernels_host.h"
+#include "kernels/rings.h"
 #include "kernels/value_internal.h"
 
 #include <errno.h>
@@ -30,6 +31,11 @@ LK_API const char *lk_error_text(int result)
 }
 
 LK_API int lk_load_all(void)
+{
+    return 0;
+}
+
+LK_API int lk_rings_load(void)
 {
     return 0;
 }

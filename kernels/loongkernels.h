@@ -86,7 +86,7 @@ const char *lk_backend(void);
 /* Static text for a result of this library. */
 const char *lk_error_text(int result);
 
-/* Loads every kernel on the current device, so that no later call loads a module (which waits for the device).
+/* Loads every kernel of this header on the current device, so that no later call loads a module (which waits for the device).
  * Also checks the driver: cudaErrorInsufficientDriver if it is older than lk_driver_needed(). Not for use under
  * capture. */
 int lk_load_all(void);

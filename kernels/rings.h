@@ -87,6 +87,10 @@ int lk_segment_free(void *address, size_t bytes);
 
 /* ---- calls ---- */
 
+/* Loads the kernels of the calls below on the current device; lk_load_all() does not: whoever uses no rings need not wait
+ * for them, nor have a device that takes them. As there. */
+int lk_rings_load(void);
+
 /* One rank's view. Copied by each call. */
 struct lk_rings {
     struct lk_ring_shape shape;

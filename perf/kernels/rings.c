@@ -45,7 +45,7 @@
 
 struct library {
     __typeof__(lk_backend) *backend;
-    __typeof__(lk_load_all) *load_all;
+    __typeof__(lk_rings_load) *rings_load;
     __typeof__(lk_error_text) *error_text;
     __typeof__(lk_ring_bytes) *ring_bytes;
     __typeof__(lk_ring_state_bytes) *state_bytes;
@@ -555,7 +555,7 @@ static void set_up(size_t most)
         CUDA(cudaEventCreateWithFlags(&bench.join, cudaEventDisableTiming));
         CUDA(cudaMallocHost((void **)&bench.fetched, most));
     }
-    must(lib.load_all(), "lk_load_all");
+    must(lib.rings_load(), "lk_rings_load");
     abort_word = device_alloc(sizeof(*abort_word));
     for (uint32_t r = 0; r < bench.ranks; r++) {
         bench.in[r] = device_alloc(most);
@@ -610,7 +610,7 @@ static void open_library(const char *path)
     lib.member = handle ? (__typeof__(lib.member))(uintptr_t)dlsym(handle, #name) : NULL; \
     whole = whole && lib.member;
     FIND(backend, lk_backend)
-    FIND(load_all, lk_load_all)
+    FIND(rings_load, lk_rings_load)
     FIND(error_text, lk_error_text)
     FIND(ring_bytes, lk_ring_bytes)
     FIND(state_bytes, lk_ring_state_bytes)

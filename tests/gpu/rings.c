@@ -33,6 +33,7 @@ static struct {
 #define LK_SYM(name) __typeof__(name) *name;
     LK_SYM(lk_backend)
     LK_SYM(lk_load_all)
+    LK_SYM(lk_rings_load)
     LK_SYM(lk_error_text)
     LK_SYM(lk_ring_bytes)
     LK_SYM(lk_ring_state_bytes)
@@ -268,6 +269,7 @@ static void run_rank(uint32_t number)
         CUDA(cudaStreamCreateWithFlags(&rank.stream, cudaStreamNonBlocking));
     }
     must(lib.lk_load_all());
+    must(lib.lk_rings_load());
     rank.abort = device_zeroed(sizeof(*rank.abort));
     meet();
     for (size_t i = 0; i < rings_case_count; i++)
@@ -351,6 +353,7 @@ static void open_library(const char *path)
     CHECK(lib.name);
     LK_SYM(lk_backend)
     LK_SYM(lk_load_all)
+    LK_SYM(lk_rings_load)
     LK_SYM(lk_error_text)
     LK_SYM(lk_ring_bytes)
     LK_SYM(lk_ring_state_bytes)

@@ -34,7 +34,7 @@
     X(cudaStreamWaitEvent) X(cudaThreadExchangeStreamCaptureMode) X(cudaDeviceGetPCIBusId) X(cudaHostAlloc) X(cudaFreeHost) \
     X(cudaMemcpyAsync) X(lost_copy) X(cudaMemsetAsync) X(cudaStreamCreateWithFlags) X(cudaStreamDestroy)
 #define KERNEL_SITES(X) \
-    X(lk_load_all) X(lk_cast_pack) X(lk_cast_unpack) X(lk_pack) X(lk_unpack) X(lk_sum_shards) \
+    X(lk_load_all) X(lk_rings_load) X(lk_cast_pack) X(lk_cast_unpack) X(lk_pack) X(lk_unpack) X(lk_sum_shards) \
     X(lk_segment_new) X(lk_segment_map) X(lk_segment_free) X(lk_rings_all_reduce) X(lk_rings_reduce_scatter) X(lk_lines_all_reduce)
 /* clang-format on */
 
@@ -269,6 +269,7 @@ FOUND(lk_rings_all_reduce, cudaErrorLaunchFailure, (const struct lk_rings *rings
 FOUND(lk_rings_reduce_scatter, cudaErrorLaunchFailure, (const struct lk_rings *rings, const struct lk_reduction *how, const struct lk_buffers *list, size_t n, uint32_t ctas, void *stream), (rings, how, list, n, ctas, stream))
 FOUND(lk_lines_all_reduce, cudaErrorLaunchFailure, (const struct lk_rings *rings, const struct lk_reduction *how, const struct lk_buffers *list, size_t n, uint32_t ctas, void *stream), (rings, how, list, n, ctas, stream))
 FOUND(lk_load_all, cudaErrorLaunchFailure, (void), ())
+FOUND(lk_rings_load, cudaErrorInvalidDeviceFunction, (void), ())
 FOUND(lk_cast_pack, cudaErrorLaunchFailure, (const struct lk_tensor *tensors, size_t n, void *packed, const struct lk_scale *scale, enum lk_rounding rounding, const struct lk_rng *rng, void *stream), (tensors, n, packed, scale, rounding, rng, stream))
 FOUND(lk_cast_unpack, cudaErrorLaunchFailure, (const struct lk_tensor *tensors, size_t n, const void *packed, void *stream), (tensors, n, packed, stream))
 FOUND(lk_pack, cudaErrorLaunchFailure, (const struct lk_tensor *tensors, size_t n, void *packed, enum lk_type type, void *stream), (tensors, n, packed, type, stream))
