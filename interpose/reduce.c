@@ -30,7 +30,8 @@ static void keep(struct lc_reducer *reducer)
 
 static bool is_done(const struct lc_reducer *reducer)
 {
-    bool done = !reducer->open && reducer->backend->cudaEventQuery(reducer->serial) == cudaSuccess;
+    bool done = !reducer->open && (!reducer->serial || reducer->backend->cudaEventQuery(
+                                                           reducer->serial) == cudaSuccess);
 
     if (!done)
         (void)reducer->backend->cudaGetLastError(); /* not the program's error */
@@ -55,6 +56,21 @@ static struct lc_reducer *take_kept(int device, size_t bytes)
     return found;
 }
 
+/* What belongs to the communicator that had it: freeing waits for the device, so that is for free_kept. Without memory to
+ * keep it in it stays allocated. */
+static void set_peers_aside(struct lc_reducer *reducer)
+{
+    struct lc_reducer *rest = reducer->peers ? calloc(1, sizeof(*rest)) : NULL;
+
+    if (rest) {
+        rest->backend = reducer->backend;
+        rest->device = reducer->device;
+        rest->peers = reducer->peers;
+        keep(rest);
+    }
+    reducer->peers = NULL;
+}
+
 struct lc_reducer *lc_reducer_new(int device, cudaStream_t stream, size_t bytes)
 {
     const struct lc_backend *backend = lc_backend();
@@ -75,9 +91,7 @@ struct lc_reducer *lc_reducer_new(int device, cudaStream_t stream, size_t bytes)
         reducer = calloc(1, sizeof(*reducer));
     if (!reducer || reducer->scratch) {
         if (reducer)
-            lc_peers_free(reducer->peers); /* of the communicator that had it */
-        if (reducer)
-            reducer->peers = NULL;
+            set_peers_aside(reducer);
         lc_guard_end(backend, device, &guard);
         return reducer;
     }
