@@ -126,6 +126,15 @@ struct lc_peers *lc_peers_new(const struct lc_backend *backend, struct lc_room *
     return peers;
 }
 
+/* The event goes behind what is on the stream, also behind a part of what was meant: it is waited for before anything is
+ * freed. */
+static int mark(const struct lc_peers *peers, int err)
+{
+    int recorded = (int)peers->backend->cudaEventRecord(peers->event, peers->stream);
+
+    return err ? err : recorded;
+}
+
 /* ---- what is allocated ---- */
 
 static int allocate(struct lc_peers *peers)
@@ -151,7 +160,7 @@ static int allocate(struct lc_peers *peers)
         err = backend->cudaMalloc(&rings->state, state);
     if (!err)
         err = backend->cudaMemsetAsync(rings->state, 0, state, peers->stream);
-    return err ? err : (int)backend->cudaEventRecord(peers->event, peers->stream);
+    return mark(peers, err);
 }
 
 static void unmap(struct lc_peers *peers)
@@ -348,11 +357,13 @@ static int write_numbers(struct lc_peers *peers)
     uint32_t me = peers->rings.rank;
     int err = map_peers(peers);
 
+    if (err)
+        return err;
     peers->shared->number = peers->offers[me].number;
     for (uint32_t r = 0; !err && r < peers->rings.shape.ranks; r++)
         err = backend->cudaMemcpyAsync(number_in(peers, r, me), &peers->shared->number,
                                        sizeof(uint64_t), cudaMemcpyDefault, peers->stream);
-    return err ? err : (int)backend->cudaEventRecord(peers->event, peers->stream);
+    return mark(peers, err);
 }
 
 static int tell_written(struct lc_peers *peers)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The last step of setting up rings, at any moment that the others' words may come. */
+ * Setting up rings: what others say may come at any moment, and the device may take its time. */
 /* What a step may see is put together by hand. NOLINTNEXTLINE(bugprone-suspicious-include) */
 #include "interpose/peers.c"
 
@@ -84,6 +84,81 @@ static struct lc_peers waiting(const int *words)
     return peers;
 }
 
+/* ---- a device that is slow ---- */
+
+static int copies, marked, unmapped;
+static bool device_is_done;
+
+static cudaError_t copy_once(void *to, const void *from, size_t size, enum cudaMemcpyKind kind,
+                             cudaStream_t stream)
+{
+    (void)to;
+    (void)from;
+    (void)size;
+    (void)kind;
+    (void)stream;
+    return copies++ == 0 ? cudaSuccess : cudaErrorUnknown;
+}
+
+static cudaError_t record(cudaEvent_t event, cudaStream_t stream)
+{
+    (void)event;
+    (void)stream;
+    marked = copies;
+    return cudaSuccess;
+}
+
+static cudaError_t query(cudaEvent_t event)
+{
+    (void)event;
+    return marked && !device_is_done ? cudaErrorNotReady : cudaSuccess;
+}
+
+static cudaError_t last_error(void)
+{
+    return cudaSuccess;
+}
+
+static int unmap_segment(void *address, size_t bytes)
+{
+    (void)address;
+    (void)bytes;
+    CHECK(device_is_done);
+    unmapped++;
+    return 0;
+}
+
+static const char *error_text(int err)
+{
+    (void)err;
+    return "error";
+}
+
+static const struct lc_backend slow = { .cudaMemcpyAsync = copy_once,
+                                        .cudaEventRecord = record,
+                                        .cudaEventQuery = query,
+                                        .cudaGetLastError = last_error,
+                                        .lk_segment_free = unmap_segment,
+                                        .lk_error_text = error_text };
+
+/* The first number is on its way to memory that must not go before it has come. */
+static void what_failed_half_way_is_waited_for(void)
+{
+    static char event, segments[2][4096];
+    static struct shared shared;
+    struct lc_peers peers = waiting((const int[]){ -1, -1, -1, -1 });
+
+    peers.backend = &slow;
+    peers.stage = OFFERED;
+    peers.shared = &shared;
+    peers.event = (cudaEvent_t)&event;
+    peers.rings.segments[0] = segments[0];
+    peers.rings.segments[1] = segments[1];
+    CHECK(!lc_peers_step(&peers) && own_word == 0 && unmapped == 0);
+    device_is_done = true;
+    CHECK(lc_peers_step(&peers) && !lc_peers_rings(&peers) && unmapped == 2);
+}
+
 static void goes_on_when_all_is_well(void)
 {
     struct lc_peers peers = waiting((const int[]){ -1, -1, 1, 1 });
@@ -111,5 +186,6 @@ int main(void)
     goes_on_when_all_is_well();
     a_failure_between_two_looks_is_not_missed();
     a_failure_before_is_not_missed();
+    what_failed_half_way_is_waited_for();
     return 0;
 }
