@@ -64,14 +64,6 @@ static int mbps_of(const struct lc_topo_routes *routes, int net)
     return port(routes, net)->net.mbps > 0 ? (int)port(routes, net)->net.mbps : 10000;
 }
 
-static bool is_down(const struct lc_topo *topo, int node)
-{
-    const char *state = lc_topo_attribute(topo, node, "state");
-
-    return state && (strcasecmp(state, "down") == 0 || strcasecmp(state, "init") == 0 ||
-                     strcasecmp(state, "armed") == 0 || strcasecmp(state, "lowerlayerdown") == 0);
-}
-
 int lc_exam_fastest(const struct lc_topo_routes *routes)
 {
     int most = 0;
@@ -130,23 +122,34 @@ static void check_far(const struct lc_exam *exam)
                              : "");
 }
 
-static void check_unused(const struct lc_exam *exam)
+/* RDMA ports that have no number for that. */
+static void check_down(const struct lc_exam *exam)
 {
-    const struct lc_topo_routes *routes = exam->routes;
-    struct lc_exam_list unused = { .count = 0 };
     struct lc_exam_list down = { .count = 0 };
 
-    for (int n = 0; n < routes->net_count; n++) {
-        if (is_down(exam->topo, routes->nets[n]))
-            lc_exam_add(&down, "%s", port(routes, n)->id);
-        else if (is_fast(routes, n) && !lc_exam_is_used(routes, n))
-            lc_exam_add(&unused, "%s", port(routes, n)->id);
+    for (int i = lc_topo_next(exam->topo, LC_TOPO_NET, -1); i >= 0;
+         i = lc_topo_next(exam->topo, LC_TOPO_NET, i)) {
+        const char *state = lc_topo_attribute(exam->topo, i, "state");
+
+        if (state && lc_topo_attribute(exam->topo, i, "port") && strcasecmp(state, "active") != 0)
+            lc_exam_add(&down, "%s (%.20s)", exam->topo->nodes[i].id, state);
     }
     if (down.count)
         lc_exam_find(exam, LC_TOPO_WARNING, "nic-down",
                      "not connected: %s; NCCL leaves such ports out\n"
                      "plug in the cable, or see what the switch and the subnet manager say",
                      down.text.s);
+}
+
+static void check_unused(const struct lc_exam *exam)
+{
+    const struct lc_topo_routes *routes = exam->routes;
+    struct lc_exam_list unused = { .count = 0 };
+
+    for (int n = 0; n < routes->net_count; n++) {
+        if (is_fast(routes, n) && !lc_exam_is_used(routes, n))
+            lc_exam_add(&unused, "%s", port(routes, n)->id);
+    }
     if (unused.count)
         lc_exam_find(exam, LC_TOPO_WARNING, "nic-unused",
                      "no GPU would use %s: NCCL takes the ports with the most bandwidth to a GPU, "
@@ -165,7 +168,7 @@ static void check_widths(const struct lc_exam *exam)
     for (int n = 0; n < routes->net_count; n++) {
         int mbps = mbps_of(routes, n);
 
-        if (!is_fast(routes, n) || is_down(exam->topo, routes->nets[n]))
+        if (!is_fast(routes, n))
             continue;
         lc_exam_add(&speeds, "%s %g Gb/s", port(routes, n)->id, mbps / 1000.0);
         least = !least || mbps < least ? mbps : least;
@@ -356,6 +359,8 @@ static void examine(struct lc_exam *exam)
         check_unused(exam);
         check_widths(exam);
     }
+    if (lc_topo_next(exam->topo, LC_TOPO_GPU, -1) >= 0)
+        check_down(exam);
     lc_exam_settings(exam);
     if (devices)
         check_numa(exam);

@@ -254,16 +254,18 @@ static int add_infiniband_port(struct machine *machine, int nic, const char *dev
     struct lc_topo *topo = machine->topo;
     char guid[40];
     char rate[64];
-    char text[64];
+    char state[64];
     int net = lc_topo_add(topo, nic, LC_TOPO_NET, 0);
     int err;
 
     if (net < 0)
         return net;
+    (void)lc_root_text(&machine->root, state, sizeof(state),
+                       "sys/class/infiniband/%s/ports/%s/state", device, port);
     (void)lc_root_text(&machine->root, rate, sizeof(rate), "sys/class/infiniband/%s/ports/%s/rate",
                        device, port);
     err = lc_topo_set(topo, net, "name", device);
-    if (!err)
+    if (!err && (!*state || strstr(state, "ACTIVE"))) /* NCCL counts no others */
         err = lc_topo_setf(topo, net, "dev", "%d", machine->nets++);
     if (!err)
         err = lc_topo_setf(topo, net, "speed", "%.0f",
@@ -285,9 +287,8 @@ static int add_infiniband_port(struct machine *machine, int nic, const char *dev
     if (!err)
         err = lc_topo_setf(topo, net, "gdr", "%d", has_gpudirect(machine));
     /* "4: ACTIVE"; what NCCL does not know it does not read */
-    if (!err && lc_root_text(&machine->root, text, sizeof(text),
-                             "sys/class/infiniband/%s/ports/%s/state", device, port) == 0)
-        err = lc_topo_set(topo, net, "state", strchr(text, ' ') ? strchr(text, ' ') + 1 : text);
+    if (!err && *state)
+        err = lc_topo_set(topo, net, "state", strchr(state, ' ') ? strchr(state, ' ') + 1 : state);
     return err;
 }
 

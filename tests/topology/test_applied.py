@@ -58,7 +58,8 @@ class Applied(TopoTest):
 
     def test_settings_in_nccls_own_files_are_the_users(self):
         conf = self.write("nccl.conf", "# ours\nNCCL_PXN_DISABLE=0\n")
-        for changes in ({"NCCL_CONF_FILE": conf}, {"HOME": os.path.dirname(self.write("h/.nccl.conf", "NCCL_PXN_DISABLE=0\n"))}):
+        home = os.path.dirname(self.write("h/.nccl.conf", "NCCL_PXN_DISABLE=0\n"))
+        for changes in ({"NCCL_CONF_FILE": conf}, {"HOME": home}):
             variables, lines = self.started("--set", "PXN=off", **changes)
             self.assertNotIn("NCCL_PXN_DISABLE", variables)
             self.assertEqual(lines, ["loongcomm: run: NCCL_PXN_DISABLE is set already and stays: "

@@ -163,7 +163,8 @@ class Findings(TopoTest):
         self.found("numa-unknown", "warning", "GPU 1")
 
     def test_words_that_nccl_does_not_know(self):
-        for name, value in (("NCCL_P2P_LEVEL", "NEAR"), ("NCCL_NET_GDR_LEVEL", "pxb"), ("NCCL_NETDEVS_POLICY", "MAX")):
+        for name, value in (("NCCL_P2P_LEVEL", "NEAR"), ("NCCL_NET_GDR_LEVEL", "pxb"), ("NCCL_NETDEVS_POLICY", "MAX"),
+                            ("NCCL_NETDEVS_POLICY", "MIN:3")):
             self.found("nccl-setting-unknown", "warning", name + "=" + value, path=BIG, **{name: value})
         for name, value in (("NCCL_P2P_LEVEL", "SYS"), ("NCCL_NET_GDR_LEVEL", "3"), ("NCCL_NETDEVS_POLICY", "max:8")):
             self.assertNotIn("nccl-setting-unknown", self.examined(BIG, **{name: value}))
@@ -183,6 +184,8 @@ class Findings(TopoTest):
         self.found("nccl-setting-gpudirect", "warning", "NCCL_NET_GDR_LEVEL", path=BIG, NCCL_NET_GDR_LEVEL="LOC")
         self.found("nccl-setting-gpudirect", "warning", "NCCL_NET_GDR_READ", path=BIG, NCCL_NET_GDR_READ="0")
         self.found("nccl-setting-slow", "warning", "NCCL_PXN_DISABLE=1", "88 %", path=BIG, NCCL_PXN_DISABLE="1")
+        findings = self.found("nccl-setting-slow", "warning", "MAX:1", path=BIG, NCCL_NETDEVS_POLICY="MAX:1")
+        self.assertIn("44.4 ms instead of 22.2", findings["nccl-setting-slow"]["evidence"])
         self.found("nccl-setting-rdma", "warning", "mlx5_0", path=BIG, NCCL_IB_DISABLE="1")
         self.healthy()
         self.found("nccl-setting-shm", "warning", NCCL_SHM_DISABLE="1")

@@ -198,6 +198,21 @@ static void nvlink_leads_to_the_ports_of_other_gpus(void)
     close_machine(&machine);
 }
 
+/* A relay must be nearer to the port than the CPU is. */
+static void gpus_do_not_relay_through_the_cpu(void)
+{
+    struct machine machine;
+
+    set("NCCL_NET_GDR_LEVEL", "SYS");
+    open_text(&machine, INTEL GPU("11", "0", "sm=\"80\">") NVLINK GPU_END GPU(
+                            "20", "1", "sm=\"80\">") NVLINK GPU_END NET("30", "0", "1") END);
+    is_way(__LINE__, gpu_net(&machine, 0, 0), "PHB", 12.5);
+    is_way(__LINE__, gpu_net(&machine, 1, 0), "PHB", 12.5);
+    CHECK(lc_topo_choose(machine.routes, 1, 0, 0).relay == 1);
+    close_machine(&machine);
+    unset_all();
+}
+
 static void c2c_and_pci_of_one_cpu_are_p2c(void)
 {
     static const char text[] =
@@ -239,6 +254,15 @@ static void gpus_take_turns_of_the_ports_beside_them(void)
     open_sample(&machine, "two-ports-a-switch");
     CHECK(lc_topo_own_net(machine.routes, 1, 0) == 1);
     CHECK(lc_topo_own_net(machine.routes, 2, 5) == 2);
+    close_machine(&machine);
+    open_text(&machine,
+              INTEL BRIDGE("10") GPU("11", "0", "sm=\"80\">") GPU_END GPU("12", "1", "sm=\"80\">")
+                  GPU_END NET("13", "0", "1") NET("14", "1", "1") NET("15", "2", "1")
+                      NET("16", "3", "1") "</pci>" END);
+    for (int channel = 0; channel < 4; channel++) {
+        CHECK(lc_topo_own_net(machine.routes, 0, channel) == channel % 2);
+        CHECK(lc_topo_own_net(machine.routes, 1, channel) == 2 + channel % 2);
+    }
     close_machine(&machine);
     /* the fastest ports are nearest, whoever's they are */
     open_sample(&machine, "uneven-ports");
@@ -344,6 +368,41 @@ static void loads_are_what_they_are_by_hand(void)
     lc_topo_free(topo);
 }
 
+#define OLD \
+    "</cpu><cpu numaid=\"1\" arch=\"x86_64\" vendor=\"GenuineIntel\" familyid=\"6\" modelid=\"63\">"
+#define WIDE " link_speed=\"32.0 GT/s PCIe\" link_width=\"16\""
+#define FAST(bus, gpu_bus, net_bus, dev)                                                         \
+    "<pci busid=\"0000:" bus ":00.0\" class=\"0x060400\"" WIDE "><pci busid=\"0000:" gpu_bus     \
+    ":00.0\""                                                                                    \
+    " class=\"0x030200\"" WIDE "><gpu dev=\"" dev                                                \
+    "\" sm=\"80\"><nvlink target=\"0000:fe:00.0\" count=\"1\" tclass=\"0x068000\"/></gpu></pci>" \
+    "<pci busid=\"0000:" net_bus ":00.0\" class=\"0x020700\"" WIDE "><nic><net name=\"f" dev     \
+    "\" dev=\"" dev "\" speed=\"400000\" gdr=\"1\"/></nic></pci></pci>"
+
+static void relays_load_nvlink_and_no_relay_loads_the_wires(void)
+{
+    struct machine machine;
+    struct lc_topo_plan *plan;
+
+    /* half of what each GPU sends goes over one NVLink of 20 GB/s */
+    open_text(&machine, INTEL FAST("10", "11", "12", "0") FAST("20", "21", "22", "1") END);
+    plan = plan_of(&(struct lc_topo_kind){ machine.topo, 2 }, 1);
+    is_load(__LINE__, plan, LC_TOPO_NCCLS, 500 / 20.0, "GPU 0 to NVSwitch");
+    lc_topo_plan_free(plan);
+    close_machine(&machine);
+
+    /* GPU 1 has no port: at level 0 what it sends crosses from its old CPU at 6 GB/s, whatever way NCCL has in mind */
+    set("NCCL_P2P_PXN_LEVEL", "0");
+    open_text(&machine, INTEL PAIR("10", "11", "12", "0", "1") OLD GPU("20", "1", "sm=\"80\">")
+                            NVLINK GPU_END END);
+    is_way(__LINE__, gpu_net(&machine, 1, 0), "PXN", 12.5);
+    plan = plan_of(&(struct lc_topo_kind){ machine.topo, 2 }, 1);
+    is_load(__LINE__, plan, LC_TOPO_NCCLS, 1000 / 6.0, "NUMA 1 to NUMA 0");
+    lc_topo_plan_free(plan);
+    close_machine(&machine);
+    unset_all();
+}
+
 static void what_the_user_has_set_stays(void)
 {
     struct lc_topo *topo = NULL;
@@ -354,6 +413,13 @@ static void what_the_user_has_set_stays(void)
     plan = plan_of(&(struct lc_topo_kind){ topo, 4 }, 1);
     for (int i = 0; i < lc_topo_plan_setting_count(plan); i++)
         CHECK(strcmp(lc_topo_plan_setting(plan, i).name, "NCCL_NETDEVS_POLICY") != 0);
+    lc_topo_plan_free(plan);
+    unset_all();
+    set("NCCL_P2P_PXN_LEVEL", "2");
+    plan = plan_of(&(struct lc_topo_kind){ topo, 4 }, 1);
+    CHECK(lc_topo_plan_setting_count(plan) == 1);
+    CHECK(strcmp(lc_topo_plan_setting(plan, 0).name, "NCCL_NETDEVS_POLICY") == 0);
+    CHECK(strcmp(lc_topo_plan_setting(plan, 0).value, "ALL") == 0);
     lc_topo_plan_free(plan);
     lc_topo_free(topo);
     unset_all();
@@ -541,10 +607,12 @@ int main(int argc, char **argv)
     gpus_that_are_no_peers_go_through_the_cpu();
     ports_without_gpudirect_are_reached_through_the_cpu();
     nvlink_leads_to_the_ports_of_other_gpus();
+    gpus_do_not_relay_through_the_cpu();
     c2c_and_pci_of_one_cpu_are_p2c();
     gpus_take_turns_of_the_ports_beside_them();
     sends_go_by_the_port_of_the_receivers_number();
     loads_are_what_they_are_by_hand();
+    relays_load_nvlink_and_no_relay_loads_the_wires();
     what_the_user_has_set_stays();
     single_ways_add_up_to_the_loads();
     what_cannot_be_planned_is_refused();
