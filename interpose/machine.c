@@ -7,6 +7,8 @@
 
 #include <dirent.h>
 #include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,10 +41,12 @@ static void gpu_name(char *out, size_t size)
         closedir(dir);
 }
 
-/* Written once by load, constant afterwards and kept. */
+/* Written once by look, constant afterwards and kept. `looked` is stored behind it (release): asked on the path of every
+ * call, which takes no lock. */
 static struct lc_profile *here;
+static _Atomic bool looked;
 
-static void load(void)
+static void look(void)
 {
     const char *path = lc_process_config()->profile;
     struct lc_profile *profile = *path ? lc_profile_load(path) : NULL;
@@ -63,11 +67,18 @@ static void load(void)
         free(profile);
 }
 
+static void load(void)
+{
+    look();
+    atomic_store_explicit(&looked, true, memory_order_release);
+}
+
 const struct lc_profile *lc_machine_profile(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-    pthread_once(&once, load);
+    if (__builtin_expect(!atomic_load_explicit(&looked, memory_order_acquire), 0))
+        pthread_once(&once, load);
     return here;
 }
 
