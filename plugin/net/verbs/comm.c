@@ -354,6 +354,11 @@ void lc_verbs_comm_readable(struct lc_net_comm *comm)
     }
 }
 
+bool lc_verbs_no_route(int error)
+{
+    return error == ENETUNREACH || error == EHOSTUNREACH || error == ENETDOWN || error == EHOSTDOWN;
+}
+
 void lc_verbs_comm_writable(struct lc_net_comm *comm)
 {
     int err = 0;
@@ -362,7 +367,13 @@ void lc_verbs_comm_writable(struct lc_net_comm *comm)
     if (comm->connecting) {
         comm->connecting = false;
         if (getsockopt(comm->fd, SOL_SOCKET, SO_ERROR, &err, &size) == 0 && err) {
-            lc_verbs_comm_fail(comm, -EREMOTEIO, "cannot connect: %s", strerror(err));
+            /* Whoever asks for it begins again, and says so if that does not help. */
+            if (lc_verbs_no_route(err)) {
+                comm->error = -EHOSTUNREACH;
+                comm->state = LC_VERBS_FAILED;
+            } else {
+                lc_verbs_comm_fail(comm, -EREMOTEIO, "cannot connect: %s", strerror(err));
+            }
             set_gone(comm, err);
             return;
         }

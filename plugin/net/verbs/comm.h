@@ -157,6 +157,7 @@ struct lc_net_comm *lc_verbs_comm_new(struct lc_verbs_device *dev, bool sender, 
                                       int64_t timeout_ns); /* no lock yet */
 void lc_verbs_comm_free(struct lc_net_comm *comm);         /* no lock any more */
 void lc_verbs_comm_hello(struct lc_net_comm *comm);        /* queues HELLO */
+bool lc_verbs_no_route(int error); /* of connecting: as it is while a link or a route comes back */
 int lc_verbs_comm_greeted(struct lc_net_comm *comm, const struct lc_verbs_hello *hello);
 void lc_verbs_comm_readable(struct lc_net_comm *comm);
 void lc_verbs_comm_writable(struct lc_net_comm *comm);

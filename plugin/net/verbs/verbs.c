@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The transport's table: what NCCL's threads call. */
+#include "common/deadline.h"
 #include "common/log.h"
 #include "plugin/net/settings.h"
 #include "plugin/net/tcp/device.h"
@@ -155,6 +156,11 @@ static int open_socket(const union lc_tcp_address *address, bool *connecting)
     if (*connecting && errno != EINPROGRESS) {
         char text[LC_TCP_ADDRESS_TEXT];
 
+        err = errno;
+        if (lc_verbs_no_route(err)) {
+            close(fd);
+            return -EHOSTUNREACH;
+        }
         lc_error("cannot connect to %s: %s", lc_tcp_address_text(address, text), strerror(errno));
         close(fd);
         return -EREMOTEIO;
@@ -204,6 +210,21 @@ close_fd:
     return err;
 }
 
+/* A route that is missing for a moment ends no job. */
+static int wait_for_route(struct lc_verbs_handle *handle)
+{
+    int64_t now = lc_now_ns();
+
+    handle->ticket = 0;
+    if (!handle->unreachable_ns)
+        handle->unreachable_ns = now;
+    if (now - handle->unreachable_ns < timeout_ns)
+        return 0;
+    handle->unreachable_ns = 0;
+    lc_error("no route to the peer for %d s", (int)(timeout_ns / NS_PER_S));
+    return -EREMOTEIO;
+}
+
 static int verbs_connect(struct lc_net_context *ctx, int dev, void *memory,
                          struct lc_net_comm **out)
 {
@@ -226,7 +247,11 @@ static int verbs_connect(struct lc_net_context *ctx, int dev, void *memory,
         err = look(comm, &ready);
     else
         err = begin(ctx, device, &handle, &comm);
-    if (err) {
+    if (err == -EHOSTUNREACH) {
+        lc_verbs_service_close(comm);
+        *out = NULL;
+        err = wait_for_route(&handle);
+    } else if (err) {
         lc_verbs_service_close(comm);
         handle.ticket = 0;
     } else if (ready) {

@@ -31,7 +31,8 @@ struct lc_verbs_handle {
     uint8_t token[LC_VERBS_TOKEN];
     uint64_t ticket; /* 0; the connecting side's, between its calls */
     struct lc_tcp_wire_address address;
-    uint8_t reserved[68];
+    uint8_t reserved[60];
+    int64_t unreachable_ns; /* 0; the connecting side's: since when there has been no route */
 };
 
 /* The token comes first: whoever does not know it is heard no further. */
