@@ -3,7 +3,7 @@
  * Other shapes of the two-shot kernels, to be measured beside the one that the library has. For launches with few entries
  * of fp32 with a bf16 wire, some of them for fp32 and bf16, too.
  */
-#include "kernels/cuda_rings_body.cuh"
+#include "kernels/cuda_rings_bulk.cuh"
 #include "kernels/list_internal.h"
 #include "kernels/rings_internal.h"
 
@@ -55,6 +55,29 @@ __global__ void __launch_bounds__(R::threads, R::residents)
     run_cta<V, R>(args, pipelines, blockIdx.x, gridDim.x);
 }
 
+/* The second CTA of a multiprocessor would not have the shared memory. */
+template <uint32_t Stages> struct staged : warp_roles<4, 7, 2> {
+    static constexpr uint32_t stages = Stages, residents = 1;
+};
+struct staged_deep : staged<3> {
+    static constexpr bool peek = true;
+    static constexpr uint32_t jobs = 8;
+};
+struct staged_768 : warp_roles<6, 12, 3> {
+    static constexpr uint32_t stages = 2, jobs = 8, residents = 1;
+};
+
+template <class V, class R>
+__global__ void __launch_bounds__(R::threads, R::residents)
+    lk_staged_kernel(const __grid_constant__ ring_args<entries> args)
+{
+    __shared__ pipeline pipelines[ROLES];
+    __shared__ lk_barrier full[staging<V, R>::count];
+    extern __shared__ __align__(128) uint8_t bytes[];
+
+    run_staged_cta<V, R>(args, pipelines, full, bytes, blockIdx.x, gridDim.x);
+}
+
 struct variant {
     const char *name;
     lk_ring_kernel narrowed, fp32, bf16; /* no kernel: none for that type */
@@ -63,6 +86,13 @@ struct variant {
 template <class V, class R> lk_ring_kernel kernel_of()
 {
     return { reinterpret_cast<const void *>(lk_variant_kernel<V, R>), R::threads, 0 };
+}
+
+template <class V, class R> lk_ring_kernel staged_kernel()
+{
+    static_assert(staging<V, R>::bytes <= 220 * 1024, "of 227 KB");
+    return { reinterpret_cast<const void *>(lk_staged_kernel<V, R>), R::threads,
+             staging<V, R>::bytes };
 }
 
 template <class R> variant for_narrowed(const char *name)
@@ -76,6 +106,17 @@ template <class R> variant for_all(const char *name)
              kernel_of<value_16<false>, R>() };
 }
 
+template <class R> variant staged_for_narrowed(const char *name)
+{
+    return { name, staged_kernel<value_fp32_bf16<false>, R>(), {}, {} };
+}
+
+template <class R> variant staged_for_all(const char *name)
+{
+    return { name, staged_kernel<value_fp32_bf16<false>, R>(), staged_kernel<value_fp32, R>(),
+             staged_kernel<value_16<false>, R>() };
+}
+
 const variant variants[] = {
     {"product", {}, {}, {}},
     for_narrowed<reduce_more>("512 threads, 3:8:2"),
@@ -87,6 +128,10 @@ const variant variants[] = {
     for_narrowed<threads_1024_deep>("1024 threads, looks first, 8 jobs"),
     for_all<registers_128>("512 threads, 128 registers"),
     for_narrowed<registers_128_deep>("512 threads, 128 registers, looks first, 8 jobs"),
+    staged_for_all<staged<2>>("bulk loads, 2 stages"),
+    staged_for_narrowed<staged<4>>("bulk loads, 4 stages"),
+    staged_for_narrowed<staged_deep>("bulk loads, 3 stages, looks first, 8 jobs"),
+    staged_for_narrowed<staged_768>("bulk loads, 768 threads, 2 stages, 8 jobs"),
 };
 
 /* Written by lk_rings_variant, read by launches; the callers keep the two apart. */

@@ -5,6 +5,7 @@
  */
 #include "tests/kernels/emulation.hpp"
 
+#include "kernels/cuda_rings_bulk.cuh"
 #include "kernels/cuda_rings_lines.cuh"
 #include "kernels/rings_internal.h"
 #include "tests/check.h"
@@ -169,8 +170,12 @@ struct ahead_roles : warp_roles<2, 1, 2> {
     static constexpr uint32_t send_ahead = 8, reduce_ahead = 4, take_ahead = 16, jobs = 8;
     static constexpr bool peek = true;
 };
-constexpr uint32_t shapes = 2;
-constexpr uint32_t threads_of[shapes] = { small_roles::threads, ahead_roles::threads };
+struct staged_roles : warp_roles<2, 2, 1> {
+    static constexpr uint32_t stages = 2;
+};
+constexpr uint32_t shapes = 3;
+constexpr uint32_t threads_of[shapes] = { small_roles::threads, ahead_roles::threads,
+                                          staged_roles::threads };
 constexpr uint32_t line_threads = 64;
 
 struct together {
@@ -184,6 +189,8 @@ struct cta {
     std::vector<emulation::warp> warps;
     pipeline pipelines[ROLES];
     uint32_t shape;
+    lk_barrier full[16];
+    alignas(128) uint8_t bytes[65536];
 };
 
 template <class V> void run_thread(cta *c, const lk_ring_launch &l, uint32_t number, uint32_t ctas)
@@ -197,8 +204,12 @@ template <class V> void run_thread(cta *c, const lk_ring_launch &l, uint32_t num
             emulation::fail("lines do not narrow");
     } else if (c->shape == 0) {
         run_cta<V, small_roles>(args, c->pipelines, number, ctas);
-    } else {
+    } else if (c->shape == 1) {
         run_cta<V, ahead_roles>(args, c->pipelines, number, ctas);
+    } else if constexpr (V::weight == 1) {
+        run_staged_cta<V, staged_roles>(args, c->pipelines, c->full, c->bytes, number, ctas);
+    } else {
+        emulation::fail("no stages for these values");
     }
 }
 
@@ -223,7 +234,8 @@ void run_launches(const std::vector<const lk_ring_launch *> &launches, uint64_t 
     std::vector<std::unique_ptr<cta>> ctas;
 
     for (const lk_ring_launch *l : launches) {
-        uint32_t shape = static_cast<uint32_t>(seed + l->head.rings.rank) % shapes;
+        uint32_t some = l->head.rounding == LK_STOCHASTIC ? 2 : shapes;
+        uint32_t shape = static_cast<uint32_t>(seed + l->head.rings.rank) % some;
         uint32_t threads = l->head.work == LK_WORK_LINES ? line_threads : threads_of[shape];
 
         for (uint32_t number = 0; number < l->head.ctas; number++) {
@@ -360,7 +372,7 @@ void cases_give_the_bits_that_follow_from_the_arguments()
 
         say(rings_cases[i]);
         run_case(&n, rings_cases[i], i);
-        run_case(&n, rings_cases[i], i + 101); /* counters run on */
+        run_case(&n, rings_cases[i], i + 2); /* counters run on; another shape */
     }
 }
 
