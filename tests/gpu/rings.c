@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rings LIBRARY [--processes] [--ranks N] [--seconds S] [--seed N]
+ * rings LIBRARY [--processes] [--ranks N] [--seconds S] [--seed N] [--variant N]
  * The rings of a kernels library, all ranks on one device: as threads with a stream each, or as processes (under MPS) that
  * map each other's segments by file descriptor. First the named cases, then random ones for S seconds. The host library
  * runs the same on host memory. 77: the library needs a GPU and there is none.
  */
 #include "kernels/rings.h"
+#include "kernels/rings_internal.h"
 #include "tests/check.h"
 #include "tests/kernels/rings_cases.h"
 
@@ -43,6 +44,7 @@ static struct {
     LK_SYM(lk_rings_all_reduce)
     LK_SYM(lk_rings_reduce_scatter)
     LK_SYM(lk_lines_all_reduce)
+    __typeof__(lk_rings_variant) *variant; /* NULL: there is one only */
 #undef LK_SYM
 } lib;
 static bool cuda;
@@ -56,6 +58,7 @@ struct world {
                [2]; /* processes: [r][0] is where rank r receives, anybody sends into [r][1] */
     bool processes;
     uint64_t seed;
+    int variant;
     int seconds;
     time_t end; /* of random cases, of rank 0 */
     bool more;
@@ -270,6 +273,8 @@ static void run_rank(uint32_t number)
     }
     must(lib.lk_load_all());
     must(lib.lk_rings_load());
+    if (world->variant && (world->processes || number == 0))
+        CHECK(lib.variant && lib.variant(world->variant));
     rank.abort = device_zeroed(sizeof(*rank.abort));
     meet();
     for (size_t i = 0; i < rings_case_count; i++)
@@ -364,6 +369,7 @@ static void open_library(const char *path)
     LK_SYM(lk_rings_reduce_scatter)
     LK_SYM(lk_lines_all_reduce)
 #undef LK_SYM
+    lib.variant = (__typeof__(lib.variant))(uintptr_t)dlsym(handle, "lk_rings_variant");
     cuda = strcmp(lib.lk_backend(), "cuda") == 0;
 }
 
@@ -410,6 +416,8 @@ int main(int argc, char **argv)
             world->ranks = (uint32_t)strtoul(value, NULL, 10);
         else if (strcmp(argv[i], "--seconds") == 0)
             world->seconds = (int)strtol(value, NULL, 10);
+        else if (strcmp(argv[i], "--variant") == 0)
+            world->variant = (int)strtol(value, NULL, 10);
         else if (strcmp(argv[i], "--seed") == 0)
             world->seed = strtoull(value, NULL, 10);
         else
