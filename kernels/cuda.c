@@ -47,13 +47,9 @@ LK_API int lk_load_all(void)
 
 LK_API int lk_rings_load(void)
 {
-    return lk_load_rings();
-}
+    int result = lk_load_rings();
 
-/* Exchanges run on the host library only. */
-int lk_run_exchange(const struct lk_exchange_launch *launch, void *stream)
-{
-    return -ENOTSUP;
+    return result ? result : lk_load_exchange();
 }
 
 static const struct {

@@ -2,6 +2,7 @@
  *
  * The kernels of the rings and their launches.
  */
+#include "kernels/cuda_launch_internal.cuh"
 #include "kernels/cuda_rings_lines.cuh"
 
 #include <cerrno>
@@ -84,20 +85,6 @@ kernel_set find_set(kind k, bool lines)
     }
 }
 
-/* Memory of other devices is waited for by this kernel's fences alone, and not by those of kernels beside it. */
-unsigned set_domain(cudaLaunchAttribute *attribute)
-{
-    int device = 0, domains = 0;
-
-    if (cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&domains, cudaDevAttrMemSyncDomainCount, device) != cudaSuccess ||
-        domains < 2)
-        return 0;
-    attribute->id = cudaLaunchAttributeMemSyncDomain;
-    attribute->val.memSyncDomain = cudaLaunchMemSyncDomainRemote;
-    return 1;
-}
-
 } // namespace
 
 extern "C" const uint32_t lk_backend_ranks = LK_DEVICE_RANKS;
@@ -133,7 +120,7 @@ extern "C" int lk_run_rings(const lk_ring_launch *launch, void *stream)
     config.dynamicSmemBytes = kernel.shared;
     config.stream = static_cast<cudaStream_t>(stream);
     config.attrs = &attribute;
-    config.numAttrs = set_domain(&attribute);
+    config.numAttrs = lk_launch_domain(&attribute);
     return cudaLaunchKernelExC(&config, kernel.kernel, args);
 }
 

@@ -271,11 +271,8 @@ template <class V, class Args> struct reduce_work : data<V, Args> {
 
     __device__ __forceinline__ uint4 fetch(const job &j, uint32_t granule, uint32_t r) const
     {
-        const lk_ring_shape &s = args.head.rings.shape;
-        uint64_t stride = static_cast<uint64_t>(s.channels) * s.slots * LK_SLOT_BYTES;
-
         if (j.live[r] >> granule & 1)
-            return load_slot(slot_pack<V>(j.slot + r * stride, granule, lane));
+            return load_slot(slot_pack<V>(j.slot + j.at[r], granule, lane));
         return make_uint4(0, 0, 0, 0);
     }
 

@@ -112,11 +112,9 @@ template <uint32_t Ahead, class V, class Args> struct reduce_bulk : reduce_work<
     __device__ __forceinline__ void fetch(const job &j, uint32_t granule, uint32_t count,
                                           const stage &s)
     {
-        const lk_ring_shape &shape = this->args.head.rings.shape;
         piece p;
         bool whole = bulk(j, granule, count, &p), slot = whole && live(j, granule);
         uint64_t peer = 1 - this->args.head.rings.rank;
-        uint64_t stride = static_cast<uint64_t>(shape.channels) * shape.slots * LK_SLOT_BYTES;
 
         if (this->lane)
             return;
@@ -125,7 +123,7 @@ template <uint32_t Ahead, class V, class Args> struct reduce_bulk : reduce_work<
         if (whole)
             bulk_load(s.bytes, p.in, in_bytes, s.full);
         if (slot)
-            bulk_load(s.bytes + in_bytes, j.slot + peer * stride + granule * LK_GRANULE, slot_bytes,
+            bulk_load(s.bytes + in_bytes, j.slot + j.at[peer] + granule * LK_GRANULE, slot_bytes,
                       s.full);
     }
     __device__ __forceinline__ uint32_t use(const job &j, uint32_t granule, uint32_t count,

@@ -48,21 +48,23 @@ enum role_number {
  * `done`. */
 struct job {
     uint64_t
-        slot; /* address of the payload: of the destination's slot (send), of the source's (take), of where rank 0's
-                      would lie (reduce) */
+        slot; /* address of the payload: of the destination's slot (send), of the source's (take), of all slots of
+                      the leg (reduce) */
     uint64_t out_slot; /* reduce: offset of the result's slot in every destination's segment */
     uint32_t first;    /* pack of the tile space */
     uint32_t packs;    /* 0: this is the end */
     uint32_t part;     /* whose part of the input it is; 0 but for a reduce-scatter */
     uint32_t wrote;    /* granules put into the slot; data warps set bits, for the control warp */
     uint32_t live[LK_DEVICE_RANKS]; /* granules that are in the slot, of each source (take: [0]) */
+    uint32_t at[LK_DEVICE_RANKS];   /* reduce: where each source's slot lies behind `slot` */
 };
 
-struct pipeline {
-    job jobs[depth];
+template <class Job> struct pipeline_of {
+    Job jobs[depth];
     lk_barrier full[depth]; /* phase k: job k * depth + i is there */
     lk_barrier done[depth]; /* phase k: the data warps are through with it */
 };
+using pipeline = pipeline_of<job>;
 
 /* A place in a role's order. */
 struct place {
@@ -345,8 +347,8 @@ template <class Call> struct take_role : peer_order<Call> {
     }
 };
 
-/* Own tiles. Every peer has sent as many messages of a channel as this rank has had tiles in it, and got as many: one
- * number, and one slot, for all of them. */
+/* Own tiles. Every peer has got as many messages of a channel as this rank has had tiles in it: one number, and one slot,
+ * for all of them. They have sent as many, and what they have sent in exchanges. */
 template <class Call> struct reduce_role {
     const Call &c;
 
@@ -374,10 +376,11 @@ template <class Call> struct reduce_role {
     {
         return c.lane < c.shape().ranks && c.lane != c.rank();
     }
+    /* Of this lane's peer. */
     __device__ __forceinline__ uint64_t message_in(const place &at) const
     {
-        return c.counter(lk_taken_offset(&c.shape(), LK_SCATTER, c.peer(1), at.channel)) +
-               at.round + 1;
+        return c.counter(lk_taken_offset(&c.shape(), LK_SCATTER, c.lane, at.channel)) + at.round +
+               1;
     }
     __device__ __forceinline__ uint64_t message_out(const place &at) const
     {
@@ -386,7 +389,8 @@ template <class Call> struct reduce_role {
     }
     __device__ __forceinline__ bool prepare(const place &at, job *j) const
     {
-        uint64_t in = message_in(at), out = message_out(at);
+        uint64_t in = mine() ? message_in(at) : 1, out = message_out(at);
+        size_t slots = lk_slot_offset(&c.shape(), LK_SCATTER, 0, 0, 0);
         uint64_t word = 0;
         bool ready = true;
 
@@ -397,12 +401,15 @@ template <class Call> struct reduce_role {
         }
         if (!__all_sync(ALL_LANES, ready))
             return false;
-        if (c.lane < LK_DEVICE_RANKS)
+        if (mine()) {
+            size_t slot = lk_slot_offset(&c.shape(), LK_SCATTER, c.lane, at.channel, c.slot_of(in));
+
             j->live[c.lane] = static_cast<uint32_t>(word >> 32);
+            j->at[c.lane] = static_cast<uint32_t>(slot - slots);
+        }
         if (c.lane == 0) {
             c.describe(j, c.rank(), at);
-            j->slot = c.segment +
-                      lk_slot_offset(&c.shape(), LK_SCATTER, 0, at.channel, c.slot_of(in));
+            j->slot = c.segment + slots;
             j->out_slot = lk_slot_offset(&c.shape(), LK_GATHER, c.rank(), at.channel,
                                          c.slot_of(out));
         }
@@ -437,13 +444,14 @@ template <class Call> struct reduce_role {
 
 /* ---- the control warp ---- */
 
-__device__ __forceinline__ bool job_done(pipeline *p, uint32_t number)
+template <class Pipeline> __device__ __forceinline__ bool job_done(Pipeline *p, uint32_t number)
 {
     return __all_sync(ALL_LANES, barrier_ended(&p->done[number % depth], number / depth % 2)) != 0;
 }
 
 /* The job's fields have been written by any lanes of this warp. */
-__device__ __forceinline__ void hand_over(pipeline *p, uint32_t number, uint32_t lane)
+template <class Pipeline>
+__device__ __forceinline__ void hand_over(Pipeline *p, uint32_t number, uint32_t lane)
 {
     __syncwarp();
     if (lane == 0)
@@ -514,15 +522,15 @@ __device__ __forceinline__ void control(const Call &c, const Role &role, pipelin
 
 /* Work.batch(job, granule, count) moves granules and returns a bit for each that it put into a slot. Batches of `span`
  * granules go round the warps, and on from job to job, so that all have the same share of any sizes. */
-template <class Work>
-__device__ __forceinline__ void move_jobs(Work *work, pipeline *p, uint32_t warp, uint32_t warps,
+template <class Work, class Pipeline>
+__device__ __forceinline__ void move_jobs(Work *work, Pipeline *p, uint32_t warp, uint32_t warps,
                                           uint32_t span)
 {
     uint32_t lane = threadIdx.x % 32;
     uint32_t batch = warp;
 
     for (uint32_t number = 0;; number++) {
-        job *j = &p->jobs[number % depth];
+        auto *j = &p->jobs[number % depth];
         uint32_t granules, batches, mask = 0;
 
         barrier_wait(&p->full[number % depth], number / depth % 2);

@@ -108,6 +108,19 @@ inline int __all_sync(uint32_t mask, int predicate)
 {
     return !__any_sync(mask, !predicate);
 }
+inline uint32_t __ballot_sync(uint32_t, int predicate)
+{
+    const uint64_t *all = emulation::meet(predicate != 0);
+    uint32_t ballot = 0;
+
+    for (uint32_t i = 0; i < emulation::lanes; i++)
+        ballot |= static_cast<uint32_t>(all[i]) << i;
+    return ballot;
+}
+inline int __ffs(int x)
+{
+    return __builtin_ffs(x);
+}
 inline void __syncwarp()
 {
     emulation::meet(0);

@@ -5,10 +5,12 @@
  */
 #include "tests/kernels/emulation.hpp"
 
+#include "kernels/cuda_exchange_body.cuh"
 #include "kernels/cuda_rings_bulk.cuh"
 #include "kernels/cuda_rings_lines.cuh"
 #include "kernels/rings_internal.h"
 #include "tests/check.h"
+#include "tests/kernels/exchange_plan.h"
 #include "tests/kernels/rings_cases.h"
 
 #include <ctime>
@@ -176,10 +178,12 @@ struct staged_roles : warp_roles<2, 2, 1> {
 constexpr uint32_t shapes = 3;
 constexpr uint32_t threads_of[shapes] = { small_roles::threads, ahead_roles::threads,
                                           staged_roles::threads };
+using exchange_roles = exchange_warps<2, 1, 1>;
 constexpr uint32_t line_threads = 64;
 
 struct together {
     std::vector<std::vector<std::unique_ptr<lk_ring_launch>>> launches; /* per rank */
+    std::vector<std::vector<std::unique_ptr<lk_exchange_launch>>> exchanges;
     uint32_t rank;
 };
 together collected;
@@ -191,6 +195,8 @@ struct cta {
     uint32_t shape;
     lk_barrier full[16];
     alignas(128) uint8_t bytes[65536];
+    exchange_pipeline exchange[EXCHANGE_ROLES];
+    std::vector<exchange_cursor> cursors;
 };
 
 template <class V> void run_thread(cta *c, const lk_ring_launch &l, uint32_t number, uint32_t ctas)
@@ -248,6 +254,47 @@ void run_launches(const std::vector<const lk_ring_launch *> &launches, uint64_t 
             for (uint32_t t = 0; t < threads; t++)
                 emulation::start(&c->block, t,
                                  [c, l, number] { run_one(c, *l, number, l->head.ctas); });
+        }
+    }
+    emulation::run_all(seed, between);
+}
+
+/* What each rank calls one after another; ranks do not wait for each other between calls. A thread of a rank's next call
+ * begins when all threads of the one before have ended. */
+struct sequence {
+    std::vector<const lk_exchange_launch *> calls;
+    std::vector<std::unique_ptr<cta>> ctas;
+    std::vector<uint32_t> ended; /* threads, of each call */
+};
+
+void run_exchanges(std::vector<sequence> *ranks, uint64_t seed,
+                   const std::function<void(uint64_t)> &between = {})
+{
+    for (sequence &s : *ranks) {
+        s.ended.assign(s.calls.size(), 0);
+        for (size_t i = 0; i < s.calls.size(); i++) {
+            const lk_exchange_launch *l = s.calls[i];
+
+            for (uint32_t number = 0; number < l->head.ctas; number++) {
+                s.ctas.push_back(std::make_unique<cta>());
+                cta *c = s.ctas.back().get();
+
+                c->warps.resize(exchange_roles::threads / 32);
+                c->cursors.resize(exchange_cursors(&l->head.rings.shape, l->head.ctas));
+                c->block = { exchange_roles::threads, 0, 0, c->warps.data() };
+                for (uint32_t t = 0; t < exchange_roles::threads; t++)
+                    emulation::start(&c->block, t, [&s, c, l, number, i] {
+                        const auto &args = reinterpret_cast<const exchange_args<LK_EXCHANGE_MAX> &>(
+                            l->head);
+
+                        while (i &&
+                               s.ended[i - 1] < s.calls[i - 1]->head.ctas * exchange_roles::threads)
+                            emulation::sleep_while(&s.ended[i - 1], s.ended[i - 1]);
+                        run_exchange_cta<exchange_roles>(args, c->exchange, c->cursors.data(),
+                                                         number, l->head.ctas);
+                        s.ended[i]++;
+                    });
+            }
         }
     }
     emulation::run_all(seed, between);
@@ -354,6 +401,51 @@ void run_case(node *n, const rings_case &c, uint64_t seed,
     for (uint32_t r = 0; r < c.shape.ranks && !n->abort; r++)
         rings_compare(data, r, c.in_place ? ins[r]->bytes : outs[r]->bytes);
     rings_data_free(data);
+}
+
+/* Parts of a rank's messages, from a begin to an end of both lists. */
+struct exchange_part {
+    size_t send, send_end, recv, recv_end;
+};
+
+void collect_exchange(node *n, const exchange_side *side, const exchange_part &part, uint32_t ctas)
+{
+    lk_rings view = n->view(side->rank);
+
+    collected.rank = side->rank;
+    CHECK(lk_rings_exchange(&view, side->sends + part.send, part.send_end - part.send,
+                            side->recvs + part.recv, part.recv_end - part.recv,
+                            side->mask.rows ? &side->mask : nullptr, ctas, nullptr) == 0);
+}
+
+/* Every rank makes the calls that `parts` gives for it. */
+void run_plan(node *n, const exchange_plan &plan, uint64_t seed,
+              const std::function<std::vector<exchange_part>(const exchange_side &)> &parts)
+{
+    std::vector<exchange_side *> sides;
+    std::vector<sequence> ranks(plan.ranks);
+
+    collected.exchanges.clear();
+    collected.exchanges.resize(plan.ranks);
+    for (uint32_t r = 0; r < plan.ranks; r++) {
+        sides.push_back(exchange_side_make(&plan, r));
+        for (const exchange_part &part : parts(*sides[r]))
+            collect_exchange(n, sides[r], part, 1 + static_cast<uint32_t>((seed + r) % 3));
+        for (auto &launch : collected.exchanges[r])
+            ranks[r].calls.push_back(launch.get());
+    }
+    run_exchanges(&ranks, seed);
+    for (exchange_side *side : sides) {
+        exchange_side_check(side);
+        exchange_side_free(side);
+    }
+}
+
+std::vector<exchange_part> all_at_once(const exchange_side &side)
+{
+    return {
+        {0, side.n_sends, 0, side.n_recvs}
+    };
 }
 
 void say(const rings_case &c)
@@ -482,6 +574,119 @@ void an_abort_ends_a_call_that_a_rank_never_joins()
     }
 }
 
+/* ---- exchanges ---- */
+
+void exchanges_give_the_bytes_that_were_sent()
+{
+    for (uint64_t seed = 0; seed < 16; seed++) {
+        exchange_plan plan;
+        lk_ring_shape shape = { 2 + static_cast<uint32_t>(seed % 3),
+                                1 + static_cast<uint32_t>(seed / 3 % 3),
+                                1 + static_cast<uint32_t>(seed / 2 % 2), 0 };
+        node n(shape);
+
+        exchange_random(seed, shape.ranks, 12, 60000, &plan);
+        run_plan(&n, plan, seed, all_at_once);
+        run_plan(&n, plan, seed + 1, all_at_once); /* counters run on */
+        free(plan.messages);
+    }
+}
+
+/* Sums need as many tiles from each peer, but peers have not sent as many messages before. */
+void exchanges_and_reductions_follow_each_other_on_one_set_of_rings()
+{
+    lk_ring_shape shape = { 3, 3, 2, 16384 };
+    node n(shape);
+
+    for (uint64_t i = 0; i < 12; i++) {
+        exchange_plan plan;
+        rings_case c;
+
+        exchange_random(i, 3, 9, 60000, &plan);
+        run_plan(&n, plan, i, all_at_once);
+        rings_random_case(i, 3, 6000, &c);
+        c.shape = shape;
+        run_case(&n, c, i);
+        free(plan.messages);
+    }
+}
+
+void exchanges_count_what_was_written_and_what_was_not()
+{
+    for (uint32_t zeros = 0; zeros <= 100; zeros += 50) {
+        exchange_message messages[2] = {};
+        exchange_plan plan = { 2, 0, 0, 2, messages };
+        node n({ 2, 2, 2, 0 });
+
+        messages[0] = { 0, 1, 70003, 5, zeros, 3, 0, true, false, false };
+        messages[1] = { 1, 0, 40000, 6, zeros, 0, 0, true, false, false };
+        run_plan(&n, plan, zeros, all_at_once);
+        for (uint32_t r = 0; r < 2; r++) {
+            auto *counts = reinterpret_cast<lk_ring_counts *>(n.states[r]->bytes);
+            lk_ring_counts want = exchange_counts(&plan, r, &n.shape);
+
+            CHECK(counts->bytes_sent == want.bytes_sent);
+            CHECK(counts->bytes_elided == want.bytes_elided);
+        }
+    }
+}
+
+/* As in test_exchange.c: rank 0 has to turn to 2 while 1 does not listen yet. With one slot. */
+void a_peer_that_is_busy_holds_up_no_other()
+{
+    exchange_message messages[3] = {};
+    exchange_plan plan = { 3, 0, 0, 3, messages };
+
+    messages[0] = { 0, 1, 50000, 1, 0, 0, 0, false, false, false };
+    messages[1] = { 0, 2, 50000, 2, 0, 0, 0, false, false, false };
+    messages[2] = { 2, 1, 50000, 3, 0, 0, 0, false, false, false };
+    for (uint64_t seed = 0; seed < 4; seed++) {
+        node n({ 3, 1 + static_cast<uint32_t>(seed % 2), 1, 0 });
+
+        run_plan(&n, plan, seed, [](const exchange_side &side) -> std::vector<exchange_part> {
+            if (side.rank == 0)
+                return {
+                    {0, 2, 0, 0}
+                };
+            if (side.rank == 1)
+                return {
+                    {0,  0, 1, 2},
+                    { 0, 0, 0, 1}
+                };
+            return {
+                {0,  0, 0, 1},
+                { 0, 1, 0, 0}
+            };
+        });
+    }
+}
+
+void an_abort_ends_an_exchange_that_a_rank_never_joins()
+{
+    exchange_message messages[2] = {};
+    exchange_plan plan = { 3, 0, 0, 2, messages };
+    node n({ 3, 2, 1, 0 });
+    std::vector<sequence> ranks(3);
+    exchange_side *sides[2];
+
+    messages[0] = { 0, 2, 100000, 1, 0, 0, 0, false, false, false };
+    messages[1] = { 2, 1, 100000, 2, 0, 0, 0, false, false, false };
+    collected.exchanges.clear();
+    collected.exchanges.resize(3);
+    for (uint32_t r = 0; r < 2; r++) {
+        sides[r] = exchange_side_make(&plan, r);
+        collect_exchange(&n, sides[r], all_at_once(*sides[r])[0], 2);
+        ranks[r].calls.push_back(collected.exchanges[r][0].get());
+    }
+    run_exchanges(&ranks, 1, [&](uint64_t turns) {
+        if (turns == 200000)
+            n.abort = 1;
+    });
+    CHECK(n.abort == 2);
+    for (exchange_side *side : sides)
+        exchange_side_free(side);
+}
+
 void random_case(uint64_t seed)
 {
     rings_case c;
@@ -503,6 +708,12 @@ extern "C" int lk_run_rings(const lk_ring_launch *launch, void *)
     return 0;
 }
 
+extern "C" int lk_run_exchange(const lk_exchange_launch *launch, void *)
+{
+    collected.exchanges.at(collected.rank).push_back(std::make_unique<lk_exchange_launch>(*launch));
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     time_t end = time(nullptr) + (argc > 1 ? atoi(argv[1]) : 0);
@@ -516,6 +727,11 @@ int main(int argc, char **argv)
     counters_pass_the_end_of_their_words();
     counts_say_what_was_written_and_what_was_not();
     an_abort_ends_a_call_that_a_rank_never_joins();
+    exchanges_give_the_bytes_that_were_sent();
+    exchanges_and_reductions_follow_each_other_on_one_set_of_rings();
+    exchanges_count_what_was_written_and_what_was_not();
+    a_peer_that_is_busy_holds_up_no_other();
+    an_abort_ends_an_exchange_that_a_rank_never_joins();
     for (uint64_t seed = 1; time(nullptr) < end; seed++)
         random_case(seed);
     return 0;

@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The kernels of exchanges and their launches.
+ */
+#include "kernels/cuda_exchange_body.cuh"
+#include "kernels/cuda_launch_internal.cuh"
+
+#include <cstddef>
+
+using namespace lk_rings_device;
+
+namespace
+{
+
+using warps = exchange_warps<6, 6, 2>;
+
+static_assert(warps::threads == 512, "co-residency is planned with 512 threads a CTA");
+static_assert(sizeof(exchange_args<LK_EXCHANGE_SMALL>) <= 4096, "small size class");
+static_assert(sizeof(exchange_args<LK_EXCHANGE_MAX>) <= 32764, "large size class");
+static_assert(offsetof(lk_exchange_launch, entries) == sizeof(lk_exchange_head),
+              "a launch is the argument in one piece");
+
+/* Two CTAs a multiprocessor: at most 64 registers. */
+template <unsigned N>
+__global__ void __launch_bounds__(warps::threads, 2)
+    lk_exchange_kernel(const __grid_constant__ exchange_args<N> args)
+{
+    __shared__ exchange_pipeline pipelines[EXCHANGE_ROLES];
+    extern __shared__ exchange_cursor cursors[];
+
+    run_exchange_cta<warps>(args, pipelines, cursors, blockIdx.x, gridDim.x);
+}
+
+const void *kernel_for(bool large)
+{
+    return large ? reinterpret_cast<const void *>(lk_exchange_kernel<LK_EXCHANGE_MAX>)
+                 : reinterpret_cast<const void *>(lk_exchange_kernel<LK_EXCHANGE_SMALL>);
+}
+
+} // namespace
+
+extern "C" int lk_run_exchange(const lk_exchange_launch *launch, void *stream)
+{
+    const lk_exchange_head &head = launch->head;
+    void *args[] = { const_cast<lk_exchange_launch *>(launch) };
+    cudaLaunchAttribute attribute = {};
+    cudaLaunchConfig_t config = {};
+
+    config.gridDim = dim3(head.ctas);
+    config.blockDim = dim3(warps::threads);
+    config.dynamicSmemBytes = exchange_cursors(&head.rings.shape, head.ctas) *
+                              sizeof(exchange_cursor);
+    config.stream = static_cast<cudaStream_t>(stream);
+    config.attrs = &attribute;
+    config.numAttrs = lk_launch_domain(&attribute);
+    return cudaLaunchKernelExC(
+        &config, kernel_for(head.takes[head.rings.shape.ranks] > LK_EXCHANGE_SMALL), args);
+}
+
+extern "C" int lk_load_exchange(void)
+{
+    for (bool large : { false, true }) {
+        cudaFuncAttributes attributes;
+        cudaError_t err = cudaFuncGetAttributes(&attributes, kernel_for(large));
+
+        if (err != cudaSuccess)
+            return err;
+    }
+    return 0;
+}
