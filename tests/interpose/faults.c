@@ -450,7 +450,10 @@ int main(int argc, char **argv)
     while (!sum.ours || (rings && !strstr(said(), "rings of")));
     for (int i = 3; i < argc; i++)
         failed += sweep(argv[i]);
-    for (unsigned i = 0; argc == 3 && site(i); i++)
-        failed += sweep(site(i));
+    for (unsigned i = 0; argc == 3 && site(i); i++) {
+        if (rings ||
+            strcmp(site(i), "lost_copy") != 0) /* without rings nothing is looked for in a copy */
+            failed += sweep(site(i));
+    }
     return failed != 0;
 }

@@ -451,7 +451,9 @@ static const struct nccl_test tests[] = {
 
 int main(int argc, char **argv)
 {
-    rings = getenv("LOONGCOMM_PEER") && strcmp(getenv("LOONGCOMM_PEER"), "force") == 0;
+    const char *peer = getenv("LOONGCOMM_PEER");
+
+    rings = peer && strcmp(peer, "force") == 0;
     threads = argc > 1 && strcmp(argv[1], "threads") == 0;
     if (threads)
         CHECK(setenv("LCRIG_LEAKS", "0", 1) == 0);
