@@ -15,5 +15,5 @@ long="--not former_greeting_is_refused --not bad_interface_names_are_named --not
     --not one_init_for_each_communicator --not load_and_unload --not many_communicators --not timers_interrupt_everything
     --not route_comes_back_while_connecting --not the_guard_sees_what_blocks --not room_may_exceed_the_message
     --not flags_do_not_overtake_data"
-timeout 250 $rows $elsewhere $long || exit 1
-timeout 250 $rows --version 8 $long || exit 1
+timeout 900 $rows $elsewhere $long || exit 1
+timeout 900 $rows --version 8 $long || exit 1
