@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define ROW_SECONDS 100 /* after which a row is stopped: it hangs */
+#define ROW_SECONDS 300 /* after which a row is stopped: it hangs */
 
 enum versions {
     ALL,
