@@ -39,7 +39,7 @@ LK_INLINE uint64_t moe_filled(const struct lk_moe_routing *r, uint64_t begin, ui
 LK_INLINE void moe_copy_lane(const uint16_t *from, uint16_t *to, uint64_t columns, uint64_t lane,
                              enum lk_width width)
 {
-    lk_wide16 x[4] = { 0 }; /* all of it is written before it is read, which gcc cannot see */
+    lk_wide16 x[4] = {}; /* all of it is written before it is read, which gcc cannot see */
 
     if (width != LK_WHOLE) {
         for (uint64_t at = lane; at < columns; at += LK_MOE_LANES)
