@@ -165,7 +165,8 @@ extern "C" int lk_run_moe_unpermute(const lk_moe_launch *launch, void *stream)
 
 extern "C" int lk_load_moe(void)
 {
-    const void *kernels[] = { address(moe_clear_kernel), address(moe_route_kernel),
+    const void *kernels[] = { address(moe_clear_kernel),
+                              address(moe_route_kernel),
                               address(moe_permute_kernel<LK_WHOLE>),
                               address(moe_permute_kernel<LK_SINGLE>),
                               address(moe_unpermute_kernel<LK_WHOLE>),

@@ -83,8 +83,8 @@ __global__ void __launch_bounds__(LK_BLOCK)
     if (!out)
         return;
     if (column < launch.norm.columns)
-        parts[threadIdx.x / 32][threadIdx.x % 32] =
-            norm_column_part(&launch, column, beta, threadIdx.x / 32);
+        parts[threadIdx.x / 32][threadIdx.x % 32] = norm_column_part(&launch, column, beta,
+                                                                     threadIdx.x / 32);
     __syncthreads();
     if (threadIdx.x >= 32 || column >= launch.norm.columns)
         return;
@@ -96,8 +96,8 @@ __global__ void __launch_bounds__(LK_BLOCK)
 using kernel = void (*)(lk_norm_launch);
 
 const kernel backward_kernels[2][2] = {
-    { norm_backward_kernel<LK_SINGLE, false>, norm_backward_kernel<LK_SINGLE, true> },
-    { norm_backward_kernel<LK_WHOLE, false>, norm_backward_kernel<LK_WHOLE, true> },
+    {norm_backward_kernel<LK_SINGLE, false>, norm_backward_kernel<LK_SINGLE, true>},
+    { norm_backward_kernel<LK_WHOLE, false>, norm_backward_kernel<LK_WHOLE,  true>},
 };
 
 int run(kernel function, const lk_norm_launch *launch, dim3 grid, unsigned threads, size_t shared,

@@ -36,10 +36,9 @@ int run(void (*kernel)(lk_swiglu_launch), const lk_swiglu_launch *launch, void *
 {
     void *args[] = { const_cast<lk_swiglu_launch *>(launch) };
 
-    return cudaLaunchKernel(reinterpret_cast<const void *>(kernel),
-                            dim3(static_cast<unsigned>(launch->swiglu.rows)),
-                            dim3(lk_row_threads(launch->swiglu.columns)), args, 0,
-                            static_cast<cudaStream_t>(stream));
+    return cudaLaunchKernel(
+        reinterpret_cast<const void *>(kernel), dim3(static_cast<unsigned>(launch->swiglu.rows)),
+        dim3(lk_row_threads(launch->swiglu.columns)), args, 0, static_cast<cudaStream_t>(stream));
 }
 
 } // namespace
