@@ -4,8 +4,10 @@
 #include "common/cleanup.h"
 #include "common/log.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -415,6 +417,46 @@ const struct lc_profile_rule *lc_profile_rings(const struct lc_profile *profile,
     if (op >= LC_PROFILE_OPS || ranks > UINT32_MAX || wire >= LC_PROFILE_WIRES)
         return NULL;
     return look(profile, &like);
+}
+
+int lc_profile_print_rule(const struct lc_profile_rule *rule, char *out, size_t size)
+{
+    uint64_t to = rule->to == UINT64_MAX ? 0 : rule->to;
+
+    if (rule->who == LC_PROFILE_RINGS)
+        return snprintf(out, size, "rings %s %u %s %" PRIu64 " %" PRIu64 " %s %u", ops[rule->op],
+                        rule->ranks, wires[rule->protocol], rule->from, to,
+                        kernels[rule->algorithm], rule->width);
+    return snprintf(out, size, "nccl %s %u %u %" PRIu64 " %" PRIu64 " %s %s %u", ops[rule->op],
+                    rule->ranks, rule->nodes, rule->from, to, algorithms[rule->algorithm],
+                    protocols[rule->protocol], rule->width);
+}
+
+#define GPUS "/proc/driver/nvidia/gpus"
+
+void lc_profile_gpu_here(char *out, size_t size)
+{
+    DIR *dir = opendir(GPUS);
+    struct dirent *entry = NULL;
+    char line[256];
+    FILE *file = NULL;
+
+    (void)snprintf(out, size, "none");
+    while (dir && (entry = readdir(dir)) && entry->d_name[0] == '.')
+        ;
+    if (entry && snprintf(line, sizeof(line), GPUS "/%s/information", entry->d_name) > 0)
+        file = fopen(line, "re");
+    while (file && fgets(line, sizeof(line), file)) {
+        if (strncmp(line, "Model:", 6) != 0)
+            continue;
+        line[strcspn(line, "\n")] = '\0';
+        (void)snprintf(out, size, "%s", line + 6 + strspn(line + 6, " \t"));
+        break;
+    }
+    if (file)
+        (void)fclose(file);
+    if (dir)
+        closedir(dir);
 }
 
 const char *lc_profile_op_name(unsigned op)

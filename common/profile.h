@@ -77,6 +77,12 @@ const struct lc_profile_rule *lc_profile_nccl(const struct lc_profile *profile, 
 const struct lc_profile_rule *lc_profile_rings(const struct lc_profile *profile, unsigned op,
                                                uint64_t ranks, unsigned wire, uint64_t bytes);
 
+/* The rule as a line of a file, without its newline. The number of characters, as snprintf. */
+int lc_profile_print_rule(const struct lc_profile_rule *rule, char *out, size_t size);
+
+/* The first GPU of this machine, as the driver names it; "none" where there is no driver. */
+void lc_profile_gpu_here(char *out, size_t size);
+
 /* Words of a rule, for what prints them; valid indices only. */
 const char *lc_profile_op_name(unsigned op);
 const char *lc_profile_algorithm_name(unsigned algorithm);

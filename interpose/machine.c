@@ -5,41 +5,11 @@
 #include "interpose/process.h"
 #include "interpose/real.h"
 
-#include <dirent.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define GPUS "/proc/driver/nvidia/gpus"
-
-/* Name of the first GPU, as the driver tells it; "none" where there is no driver. */
-static void gpu_name(char *out, size_t size)
-{
-    DIR *dir = opendir(GPUS);
-    struct dirent *entry = NULL;
-    char line[256];
-    FILE *file = NULL;
-
-    (void)snprintf(out, size, "none");
-    while (dir && (entry = readdir(dir)) && entry->d_name[0] == '.')
-        ;
-    if (entry && snprintf(line, sizeof(line), GPUS "/%s/information", entry->d_name) > 0)
-        file = fopen(line, "re");
-    while (file && fgets(line, sizeof(line), file)) {
-        if (strncmp(line, "Model:", 6) != 0)
-            continue;
-        line[strcspn(line, "\n")] = '\0';
-        (void)snprintf(out, size, "%s", line + 6 + strspn(line + 6, " \t"));
-        break;
-    }
-    if (file)
-        (void)fclose(file);
-    if (dir)
-        closedir(dir);
-}
 
 /* Written once by look, constant afterwards and kept. `looked` is stored behind it (release): asked on the path of every
  * call, which takes no lock. */
@@ -55,7 +25,7 @@ static void look(void)
 
     if (!profile)
         return;
-    gpu_name(gpu, sizeof(gpu));
+    lc_profile_gpu_here(gpu, sizeof(gpu));
     if (!lc_real()->ncclGetVersion || lc_real()->ncclGetVersion(&version) != ncclSuccess)
         version = 0;
     if (strcmp(gpu, profile->gpu) == 0 && version == profile->nccl)

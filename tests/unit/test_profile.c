@@ -174,6 +174,28 @@ static void files_are_read_whole_or_not_at_all(void)
     CHECK(!lc_profile_load("/tmp") && strstr(said, "Is a directory"));
 }
 
+static void rules_are_printed_as_they_are_read(void)
+{
+    static const char *const lines[] = { "nccl all-gather 4 2 8 4096 nvls-tree ll128 3",
+                                         "nccl broadcast 2 1 0 0 pat simple 0",
+                                         "rings reduce-scatter 8 bf16 1 0 two-shot 32" };
+    char text[512], line[192], gpu[96] = "";
+
+    for (size_t i = 0; i < sizeof(lines) / sizeof(*lines); i++) {
+        struct lc_profile *profile;
+
+        snprintf(text, sizeof(text), HEAD "%s\n", lines[i]);
+        profile = lc_profile_parse("p", text, strlen(text));
+        CHECK(profile && profile->n == 1);
+        CHECK(lc_profile_print_rule(&profile->rules[0], line, sizeof(line)) ==
+              (int)strlen(lines[i]));
+        CHECK(strcmp(line, lines[i]) == 0);
+        free(profile);
+    }
+    lc_profile_gpu_here(gpu, sizeof(gpu));
+    CHECK(gpu[0]);
+}
+
 int main(void)
 {
     lc_log_set_sink(keep);
@@ -181,5 +203,6 @@ int main(void)
     the_hash_is_of_what_is_meant();
     what_is_wrong_is_named();
     files_are_read_whole_or_not_at_all();
+    rules_are_printed_as_they_are_read();
     return 0;
 }
