@@ -23,6 +23,7 @@ int lc_cli_config(int argc, char **argv);
 int lc_cli_report(int argc, char **argv);
 int lc_cli_doctor(int argc, char **argv);
 int lc_cli_topo(int argc, char **argv);
+int lc_cli_tune(int argc, char **argv);
 
 /* One line "loongcomm: ..." on standard error; returns LC_CLI_USAGE. */
 __attribute__((format(printf, 1, 2))) int lc_cli_usage(const char *fmt, ...);
