@@ -39,7 +39,8 @@ struct lc_agree {
     uint64_t count; /* collectives so far */
     uint64_t from;  /* the vote is for this epoch on */
     bool voted, committed;
-    bool withheld; /* the vote could not be given, and will not be */
+    bool withheld;       /* the vote could not be given, and will not be */
+    uint32_t generation; /* 0, then the number of the change that was agreed on last */
 
     /* Any thread: 0 (ncclSuccess), then what later calls return; written once. */
     atomic_int_fast64_t
@@ -252,6 +253,11 @@ ncclResult_t lc_agree_next(struct lc_agree *agree, bool ready, bool *committed)
     *committed = agree->committed;
     tell_tuner(agree);
     return result;
+}
+
+uint32_t lc_agree_generation(const struct lc_agree *agree)
+{
+    return agree->generation;
 }
 
 void lc_agree_refused(struct lc_agree *agree)

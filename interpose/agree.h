@@ -41,6 +41,9 @@ uint64_t lc_agree_count_shrink(struct lc_agree *parent, const int *excluded, int
  * whether this collective is committed. ncclSuccess, or what lc_agree_error says. */
 ncclResult_t lc_agree_next(struct lc_agree *agree, bool ready, bool *committed);
 
+/* Which of the later changes the collective that was counted last is behind: 0, before all. Equal at all ranks. */
+uint32_t lc_agree_generation(const struct lc_agree *agree);
+
 /* NCCL has refused the call that was counted last: it never took place, and the next one gets its number. */
 void lc_agree_refused(struct lc_agree *agree);
 

@@ -175,9 +175,9 @@ static bool same_redop(const struct item *a, const struct item *b)
 
 static bool same_batch(const struct item *a, const struct item *b)
 {
-    return a == b ||
-           (a->op.comm == b->op.comm && a->op.kind == b->op.kind && a->op.type == b->op.type &&
-            a->choice.outcome == b->choice.outcome && same_redop(a, b));
+    return a == b || (a->op.comm == b->op.comm && a->op.kind == b->op.kind &&
+                      a->op.type == b->op.type && a->choice.outcome == b->choice.outcome &&
+                      a->op.generation == b->op.generation && same_redop(a, b));
 }
 
 /* ---- batches ---- */

@@ -44,6 +44,7 @@ struct lc_op {
     bool settled;        /* nothing is left for NCCL to do now; the call returns `result` */
     ncclResult_t result; /* of a settled one */
     int outcome;         /* enum lc_outcome, for the ledger */
+    uint32_t generation; /* of the rings that a collective goes through; equal at all ranks */
     bool gathered;       /* runs, is counted and unpinned at the end of the group */
 };
 

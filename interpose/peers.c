@@ -536,9 +536,9 @@ void lc_peers_refuse(struct lc_room *room)
     (void)lc_room_post(room, KEY_RESULT, &well, sizeof(well));
 }
 
-const struct lk_rings *lc_peers_rings(const struct lc_peers *peers)
+const struct lk_rings *lc_peers_rings(const struct lc_peers *peers, uint32_t generation)
 {
-    return peers && peers->stage == READY ? &peers->rings : NULL;
+    return peers && peers->stage == READY && generation == 0 ? &peers->rings : NULL;
 }
 
 bool lc_peers_were_cut(const struct lc_peers *peers)

@@ -39,8 +39,10 @@ bool lc_peers_step(struct lc_peers *peers);
 /* This rank cannot take part in anything: the others need not wait. */
 void lc_peers_refuse(struct lc_room *room);
 
-/* NULL: there are none. Constant once lc_peers_step has been true. `ctas`: size of a grid. */
-const struct lk_rings *lc_peers_rings(const struct lc_peers *peers);
+/* NULL: there are none. Constant once lc_peers_step has been true. `generation` is a collective's (struct lc_op);
+ * messages of directed pairs, whose order beside collectives may differ between ranks, all go through generation 0.
+ * `ctas`: size of a grid. */
+const struct lk_rings *lc_peers_rings(const struct lc_peers *peers, uint32_t generation);
 uint32_t lc_peers_ctas(const struct lc_peers *peers);
 
 /* A call has ended early, since a rank has aborted or is gone: its results are none. Any thread, after the vote. */

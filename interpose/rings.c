@@ -42,7 +42,7 @@ int lc_rings_launch(const struct lc_op *op, const struct lc_redop *redop,
     const struct lc_comm *comm = op->comm;
     const struct lc_reducer *reducer = comm->reducer;
     const struct lc_backend *backend = reducer->backend;
-    const struct lk_rings *rings = lc_peers_rings(reducer->peers);
+    const struct lk_rings *rings = lc_peers_rings(reducer->peers, op->generation);
     struct lc_situation now = { .ranks = comm->facts.ranks, .profile = lc_machine_profile() };
     struct lk_reduction how = { .type = lc_lk_type(op->type), .rounding = LK_NEAREST };
     struct lk_scale pre;

@@ -109,7 +109,7 @@ static bool has_rings(const struct lc_comm *comm)
 {
     const struct lc_reducer *reducer = comm->reducer;
 
-    return reducer && lc_peers_rings(reducer->peers);
+    return reducer && lc_peers_rings(reducer->peers, 0);
 }
 
 /* Before all ranks have agreed nobody knows what will come. */
@@ -151,6 +151,7 @@ static void route_reduction(struct lc_op *op, const struct lc_real *real)
     settle_failure(op, result);
     if (result != ncclSuccess)
         return;
+    op->generation = lc_agree_generation(comm->agree);
     if (ours && committed && choice.path == LC_PATH_RINGS && !has_rings(comm)) {
         choice = choose(op, &now, false);
         ours = choice.path != LC_PATH_NCCL;

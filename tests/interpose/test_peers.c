@@ -156,7 +156,7 @@ static void what_failed_half_way_is_waited_for(void)
     peers.rings.segments[1] = segments[1];
     CHECK(!lc_peers_step(&peers) && own_word == 0 && unmapped == 0);
     device_is_done = true;
-    CHECK(lc_peers_step(&peers) && !lc_peers_rings(&peers) && unmapped == 2);
+    CHECK(lc_peers_step(&peers) && !lc_peers_rings(&peers, 0) && unmapped == 2);
 }
 
 static void goes_on_when_all_is_well(void)
@@ -164,21 +164,21 @@ static void goes_on_when_all_is_well(void)
     struct lc_peers peers = waiting((const int[]){ -1, -1, 1, 1 });
 
     CHECK(!lc_peers_step(&peers));
-    CHECK(lc_peers_step(&peers) && lc_peers_rings(&peers) && own_word == 1);
+    CHECK(lc_peers_step(&peers) && lc_peers_rings(&peers, 0) && own_word == 1);
 }
 
 static void a_failure_between_two_looks_is_not_missed(void)
 {
     struct lc_peers peers = waiting((const int[]){ -1, 0, 0, 0 });
 
-    CHECK(lc_peers_step(&peers) && !lc_peers_rings(&peers) && own_word == 0);
+    CHECK(lc_peers_step(&peers) && !lc_peers_rings(&peers, 0) && own_word == 0);
 }
 
 static void a_failure_before_is_not_missed(void)
 {
     struct lc_peers peers = waiting((const int[]){ 0, 0 });
 
-    CHECK(lc_peers_step(&peers) && !lc_peers_rings(&peers) && own_word == 0);
+    CHECK(lc_peers_step(&peers) && !lc_peers_rings(&peers, 0) && own_word == 0);
 }
 
 int main(void)
