@@ -162,17 +162,20 @@ extern "C" LK_API const char *lk_rings_variant(int number)
     return v->name;
 }
 
+/* *kernel stays as it is where the variant has none for the call. */
 extern "C" int lk_find_variant(const lk_ring_launch *launch, lk_ring_kernel *kernel)
 {
     const lk_ring_head &h = launch->head;
+    lk_ring_kernel found = {};
 
     if (h.n > entries || h.rounding == LK_STOCHASTIC)
         return 0;
     if (h.type == LK_FP32)
-        *kernel = h.wire == LK_BF16 ? chosen->narrowed : chosen->fp32;
+        found = h.wire == LK_BF16 ? chosen->narrowed : chosen->fp32;
     else if (h.type == LK_BF16)
-        *kernel = chosen->bf16;
-    else
+        found = chosen->bf16;
+    if (!found.kernel)
         return 0;
-    return kernel->kernel != nullptr;
+    *kernel = found;
+    return 1;
 }
