@@ -89,6 +89,16 @@ static int choose_ranks(struct lc_bench *bench)
     return 0;
 }
 
+/* See env_hosts in launcher.c: ranks that share a GPU are hosts of their own. */
+static int count_nodes(const struct lc_bench *bench)
+{
+    int local = bench->boot.size > 1 ? bench->boot.local_size : bench->ranks;
+
+    if (local > bench->machine.gpus && !getenv("NCCL_HOSTID"))
+        return bench->ranks;
+    return (bench->ranks + local - 1) / local;
+}
+
 /* Processes that share a GPU without MPS take turns of milliseconds. */
 static void warn_without_mps(const struct lc_bench *bench)
 {
@@ -198,7 +208,7 @@ static int bench_main(int argc, char **argv)
 
     if (lc_bench_options_parse(argc - 1, argv + 1, &options))
         return EXIT_USAGE;
-    if (options.variants[LC_BENCH_OURS] && find_library(&options, library))
+    if (options.variants[LC_BENCH_OURS] && !options.no_preload && find_library(&options, library))
         return EXIT_USAGE;
     if (open_bootstrap(&bench))
         return EXIT_FAILURE;
@@ -209,6 +219,7 @@ static int bench_main(int argc, char **argv)
         bench.rotate = options.rotate;
         if (options.rotate == SIZE_MAX)
             bench.rotate = bench.machine.rig ? 0 : 2 * bench.machine.l2_bytes;
+        bench.nodes = count_nodes(&bench);
         warn_without_mps(&bench);
         err = measure_all(&bench, argc, argv);
     }
@@ -258,10 +269,8 @@ int main(int argc, char **argv)
         return lc_bench_plot(argc - 1, argv + 1);
     if (strcmp(what, "build-info") == 0)
         return print_build_info();
-    for (int op = LC_BENCH_ALLTOALL; op <= LC_BENCH_ALLREDUCE; op++) {
-        if (strcmp(what, lc_bench_op_names[op]) == 0)
-            return bench_main(argc, argv);
-    }
+    if (lc_bench_op_find(what) >= 0)
+        return bench_main(argc, argv);
     lc_bench_usage(stderr);
     return EXIT_USAGE;
 }

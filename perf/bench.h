@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * loongcomm-bench: all-to-all and all-reduce, NCCL alone beside NCCL with the library preloaded.
+ * loongcomm-bench: collectives, NCCL alone beside NCCL with the library preloaded, or with other variables.
  *
  * Processes. A launcher starts, for each variant, one worker process per rank that it drives, and keeps
  * all of them until the end. Only workers load a GPU context; each hangs on a socket of its launcher and
@@ -31,11 +31,14 @@
 enum lc_bench_op {
     LC_BENCH_ALLTOALL,
     LC_BENCH_ALLREDUCE,
+    LC_BENCH_REDUCESCATTER,
+    LC_BENCH_ALLGATHER,
+    LC_BENCH_OPS,
 };
 
 enum lc_bench_variant {
     LC_BENCH_PLAIN, /* NCCL as it is */
-    LC_BENCH_OURS,  /* the same with libloongcomm.so preloaded */
+    LC_BENCH_OURS, /* the same with libloongcomm.so preloaded (not with --no-preload) and the variables of --env-b */
     LC_BENCH_VARIANTS,
 };
 
@@ -52,7 +55,7 @@ struct lc_bench_dtype {
 struct lc_bench_case {
     enum lc_bench_op op;
     int dtype;    /* lc_bench_dtypes index */
-    size_t bytes; /* send buffer of a rank, after rounding */
+    size_t bytes; /* send buffer of a rank (all-gather: receive buffer), after rounding */
     double live;  /* share of rows that are not zero */
     bool inplace;
     bool graph;    /* calls are captured once and replayed */
@@ -87,6 +90,9 @@ struct lc_bench_options {
     const char *json;
     const char *csv;
     const char *library;
+    bool no_preload;                    /* the second side is NCCL, too */
+    const char *env[LC_BENCH_MAX_LIST]; /* NAME=VALUE for it */
+    int n_env;
 };
 
 /* What a worker says of the machine; plain data, sent as it is. */
@@ -120,6 +126,17 @@ extern const struct lc_bench_dtype lc_bench_dtypes[];
 extern const char *const lc_bench_op_names[];
 extern const char *const lc_bench_variant_names[];
 int lc_bench_dtype_find(const char *name); /* -1: unknown */
+int lc_bench_op_find(const char *name);    /* likewise */
+
+/* "nccl", "loongcomm", or "nccl-b" for a second side without the library. */
+const char *lc_bench_side_name(const struct lc_bench_options *options,
+                               enum lc_bench_variant variant);
+
+bool lc_bench_is_sum(enum lc_bench_op op);
+
+/* What a rank's call reads, and writes. */
+size_t lc_bench_send_bytes(const struct lc_bench_case *kase, int ranks);
+size_t lc_bench_recv_bytes(const struct lc_bench_case *kase, int ranks);
 
 /* Every combination of the lists, equal ones once. The array is the caller's; the number or -errno; what
  * cannot be run is named. */
@@ -127,7 +144,7 @@ int lc_bench_cases(const struct lc_bench_options *options, int ranks, struct lc_
 void lc_bench_case_text(const struct lc_bench_case *kase, char *text, size_t size);
 void lc_bench_size_text(size_t bytes, char *text, size_t size);
 
-/* Largest magnitude of an all-reduce's terms such that no sum of `ranks` of them rounds; 0: none. */
+/* Largest magnitude of a reduction's terms such that no sum of `ranks` of them rounds; 0: none. */
 int64_t lc_bench_term_max(const struct lc_bench_case *kase, int ranks);
 
 /* options.c: 0, or a complaint on stderr and -EINVAL. */
@@ -137,8 +154,8 @@ int lc_bench_parse_lives(const char *text, double *lives, int max);
 int lc_bench_parse_dtypes(const char *text, int *dtypes, int max);
 void lc_bench_usage(FILE *out);
 
-/* data.c. Rows as in capacity-padded expert dispatch: a chunk (what goes to one rank; for an all-reduce
- * the whole buffer) is [local expert][capacity] rows, the first few of each expert live, the others zero.
+/* data.c. Rows as in capacity-padded expert dispatch: a chunk (what goes to one rank; where all get the same, or a sum,
+ * the whole send buffer) is [local expert][capacity] rows, the first few of each expert live, the others zero.
  * All of it is a function of the case and the ranks, so that each rank knows what to expect. */
 struct lc_bench_rows {
     size_t row_bytes;
@@ -227,8 +244,8 @@ struct lc_bench_child {
 };
 
 struct lc_bench_set {
-    enum lc_bench_variant variant;
-    int first; /* rank of children[0] */
+    const char *name; /* of the side, for what is said */
+    int first;        /* rank of children[0] */
     int count;
     int timeout_s;
     struct lc_bench_child *children;
@@ -259,6 +276,7 @@ struct lc_bench {
     struct lc_bench_machine machine;
     struct lc_bench_bootstrap boot;
     int ranks;
+    int nodes; /* as NCCL counts them */
     size_t rotate;
     struct lc_bench_set sets[LC_BENCH_VARIANTS]; /* count 0: left out */
     struct lc_bench_reply *replies;              /* one per worker of a set */

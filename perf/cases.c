@@ -6,7 +6,7 @@
 #include <string.h>
 #include <strings.h>
 
-const char *const lc_bench_op_names[] = { "alltoall", "allreduce" };
+const char *const lc_bench_op_names[] = { "alltoall", "allreduce", "reducescatter", "allgather" };
 const char *const lc_bench_variant_names[] = { "nccl", "loongcomm" };
 
 const struct lc_bench_dtype lc_bench_dtypes[] = {
@@ -34,6 +34,37 @@ int lc_bench_dtype_find(const char *name)
     return -1;
 }
 
+int lc_bench_op_find(const char *name)
+{
+    for (int i = 0; i < LC_BENCH_OPS; i++) {
+        if (strcmp(name, lc_bench_op_names[i]) == 0)
+            return i;
+    }
+    return -1;
+}
+
+const char *lc_bench_side_name(const struct lc_bench_options *options,
+                               enum lc_bench_variant variant)
+{
+    return variant == LC_BENCH_OURS && options->no_preload ? "nccl-b"
+                                                           : lc_bench_variant_names[variant];
+}
+
+bool lc_bench_is_sum(enum lc_bench_op op)
+{
+    return op == LC_BENCH_ALLREDUCE || op == LC_BENCH_REDUCESCATTER;
+}
+
+size_t lc_bench_send_bytes(const struct lc_bench_case *kase, int ranks)
+{
+    return kase->op == LC_BENCH_ALLGATHER ? kase->bytes / (size_t)ranks : kase->bytes;
+}
+
+size_t lc_bench_recv_bytes(const struct lc_bench_case *kase, int ranks)
+{
+    return kase->op == LC_BENCH_REDUCESCATTER ? kase->bytes / (size_t)ranks : kase->bytes;
+}
+
 int64_t lc_bench_term_max(const struct lc_bench_case *kase, int ranks)
 {
     unsigned bits = lc_bench_dtypes[kase->dtype].bits;
@@ -43,11 +74,11 @@ int64_t lc_bench_term_max(const struct lc_bench_case *kase, int ranks)
     return (INT64_C(1) << bits) / ranks - (lc_bench_dtypes[kase->dtype].exponent == 0);
 }
 
-/* The send buffer in whole elements; an all-to-all's in equal chunks of whole 16 bytes where it has them,
+/* The buffer in whole elements; one that has a part for each rank in equal parts of whole 16 bytes where it has them,
  * as nccl-tests rounds. */
 static size_t round_bytes(enum lc_bench_op op, size_t bytes, size_t element, size_t ranks)
 {
-    size_t parts = op == LC_BENCH_ALLTOALL ? ranks : 1;
+    size_t parts = op == LC_BENCH_ALLREDUCE ? 1 : ranks;
     size_t part = bytes / parts;
 
     part -= part % (part >= 16 ? 16 : element);
@@ -84,7 +115,7 @@ static int add_dtype(const struct lc_bench_options *options, int ranks, int dtyp
         .seed = options->seed,
     };
 
-    if (kase.op == LC_BENCH_ALLREDUCE && lc_bench_term_max(&kase, ranks) < 1) {
+    if (lc_bench_is_sum(kase.op) && lc_bench_term_max(&kase, ranks) < 1) {
         fprintf(
             stderr,
             "loongcomm-bench: a sum of %d ranks is not exact in %s: fewer ranks or another type\n",

@@ -69,7 +69,7 @@ size_t lc_bench_rows_live(const struct lc_bench_case *kase, const struct lc_benc
 
 static size_t chunk_bytes(const struct lc_bench_case *kase, int ranks)
 {
-    return kase->op == LC_BENCH_ALLTOALL ? kase->bytes / (size_t)ranks : kase->bytes;
+    return lc_bench_is_sum(kase->op) ? kase->bytes : kase->bytes / (size_t)ranks;
 }
 
 double lc_bench_live_share(const struct lc_bench_case *kase, int ranks)
@@ -199,22 +199,28 @@ static void fill_sum(const struct lc_bench_case *kase, int ranks, int first, int
 
 void lc_bench_fill_send(const struct lc_bench_case *kase, int ranks, int rank, void *out)
 {
-    if (kase->op == LC_BENCH_ALLREDUCE) {
+    int targets = kase->op == LC_BENCH_ALLGATHER ? 1 : ranks;
+
+    if (lc_bench_is_sum(kase->op)) {
         fill_sum(kase, ranks, rank, 1, out);
         return;
     }
-    for (int dst = 0; dst < ranks; dst++)
+    for (int dst = 0; dst < targets; dst++)
         fill_chunk(kase, ranks, rank, dst,
                    (unsigned char *)out + (size_t)dst * chunk_bytes(kase, ranks));
 }
 
 void lc_bench_fill_expected(const struct lc_bench_case *kase, int ranks, int rank, void *out)
 {
-    if (kase->op == LC_BENCH_ALLREDUCE) {
+    size_t part = lc_bench_recv_bytes(kase, ranks);
+
+    if (lc_bench_is_sum(kase->op)) {
         fill_sum(kase, ranks, 0, ranks, out);
+        if (kase->op == LC_BENCH_REDUCESCATTER)
+            memmove(out, (unsigned char *)out + (size_t)rank * part, part);
         return;
     }
     for (int src = 0; src < ranks; src++)
-        fill_chunk(kase, ranks, src, rank,
+        fill_chunk(kase, ranks, src, kase->op == LC_BENCH_ALLGATHER ? 0 : rank,
                    (unsigned char *)out + (size_t)src * chunk_bytes(kase, ranks));
 }

@@ -88,17 +88,46 @@ static int env_preload(struct env *env, const char *library)
     return env_add(env, len < 0 ? NULL : list);
 }
 
+/* The user's variables for the side; what is inherited under their names has been left out. */
+static int env_own(struct env *env, const struct lc_bench_options *options)
+{
+    int err = 0;
+
+    for (int i = 0; i < options->n_env && !err; i++)
+        err = env_add(env, strdup(options->env[i]));
+    return err;
+}
+
+static bool is_own(const char *word, const struct lc_bench_options *options)
+{
+    for (int i = 0; options && i < options->n_env; i++) {
+        size_t length = (size_t)(strchr(options->env[i], '=') - options->env[i]) + 1;
+
+        if (strncmp(word, options->env[i], length) == 0)
+            return true;
+    }
+    return false;
+}
+
+static bool is_set(const char *name, const struct lc_bench_options *options)
+{
+    char word[64];
+
+    snprintf(word, sizeof(word), "%s=", name);
+    return getenv(name) || is_own(word, options);
+}
+
 /* NCCL refuses two ranks of one machine on one GPU; with a host id each it takes them for several
  * machines, while ours keeps seeing one. What the user has set stands. */
-static int env_hosts(struct env *env, int rank)
+static int env_hosts(struct env *env, const struct lc_bench_options *options, int rank)
 {
     char host[64] = "host";
     int err = 0;
 
     gethostname(host, sizeof(host) - 1);
-    if (!getenv("NCCL_HOSTID"))
+    if (!is_set("NCCL_HOSTID", options))
         err = env_printf(env, "NCCL_HOSTID=loongcomm-bench-%s-%d", host, rank);
-    if (!err && !getenv("LOONGCOMM_HOSTID"))
+    if (!err && !is_set("LOONGCOMM_HOSTID", options))
         err = env_printf(env, "LOONGCOMM_HOSTID=loongcomm-bench-%s", host);
     return err;
 }
@@ -108,23 +137,29 @@ static bool has_prefix(const char *text, const char *prefix)
     return strncmp(text, prefix, strlen(prefix)) == 0;
 }
 
-static int env_make(const char *library, bool shared_gpus, int rank, struct env *out)
+/* `options`: those of the second side; NULL for the first. */
+static int env_make(const struct lc_bench_options *options, bool shared_gpus, int rank,
+                    struct env *out)
 {
+    const char *library = options && !options->no_preload ? options->library : NULL;
     struct env env = { 0 };
     int err = 0;
 
     for (char **word = environ; *word && !err; word++) {
-        if (!has_prefix(*word, "LD_PRELOAD=") && !has_prefix(*word, "LCRIG_RANK="))
+        if (!has_prefix(*word, "LD_PRELOAD=") && !has_prefix(*word, "LCRIG_RANK=") &&
+            !is_own(*word, options))
             err = env_add(&env, strdup(*word));
     }
     if (!err)
         err = env_preload(&env, library);
-    if (!err && !getenv("LOONGCOMM_REPORT"))
+    if (!err && !is_set("LOONGCOMM_REPORT", options))
         err = env_printf(&env, "LOONGCOMM_REPORT=off"); /* the table is the report */
     if (!err)
         err = env_printf(&env, "LCRIG_RANK=%d", rank);
     if (!err && shared_gpus)
-        err = env_hosts(&env, rank);
+        err = env_hosts(&env, options, rank);
+    if (!err && options)
+        err = env_own(&env, options);
     if (err) {
         env_free(&env);
         return err;
@@ -189,7 +224,8 @@ close_fd:
     return err;
 }
 
-static int start_child(const char *library, bool shared_gpus, enum lc_bench_variant variant,
+/* `options`, `name`: of the side. */
+static int start_child(const struct lc_bench_options *options, bool shared_gpus, const char *name,
                        int rank, struct lc_bench_child *out)
 {
     struct lc_bench_child child = { 0 };
@@ -208,10 +244,10 @@ static int start_child(const char *library, bool shared_gpus, enum lc_bench_vari
     err = make_progress(&progress_fd, &child.progress);
     if (err)
         goto close_pair;
-    err = env_make(library, shared_gpus, rank, &env);
+    err = env_make(options, shared_gpus, rank, &env);
     if (err)
         goto drop_progress;
-    err = exec_worker(pair[1], progress_fd, lc_bench_variant_names[variant], env.words, &child.pid);
+    err = exec_worker(pair[1], progress_fd, name, env.words, &child.pid);
     env_free(&env);
     if (err)
         goto drop_progress;
@@ -264,8 +300,7 @@ static void complain_dead(const struct lc_bench_set *set, int index, const char 
     struct lc_bench_child *child = &set->children[index];
     int status = reap(child->pid, 1000);
 
-    fprintf(stderr, "loongcomm-bench: %s (%s): rank %d died", what,
-            lc_bench_variant_names[set->variant], set->first + index);
+    fprintf(stderr, "loongcomm-bench: %s (%s): rank %d died", what, set->name, set->first + index);
     if (WIFSIGNALED(status))
         fprintf(stderr, " of signal %d (%s)\n", WTERMSIG(status), strsignal(WTERMSIG(status)));
     else
@@ -288,7 +323,7 @@ static void complain_hang(const struct lc_bench_set *set, const bool *answered, 
     int named = 0;
 
     fprintf(stderr, "loongcomm-bench: %s (%s): hangs: no answer within %d s from rank", what,
-            lc_bench_variant_names[set->variant], set->timeout_s);
+            set->name, set->timeout_s);
     for (int i = 0; i < set->count; i++) {
         uint64_t returned = load(&set->children[i].progress->returned);
 
@@ -320,8 +355,8 @@ static int receive(struct lc_bench_set *set, int index, const char *what,
     }
     reply->text[sizeof(reply->text) - 1] = '\0';
     if (reply->error) {
-        fprintf(stderr, "loongcomm-bench: %s (%s): rank %d: %s\n", what,
-                lc_bench_variant_names[set->variant], set->first + index, reply->text);
+        fprintf(stderr, "loongcomm-bench: %s (%s): rank %d: %s\n", what, set->name,
+                set->first + index, reply->text);
         return reply->error;
     }
     return 0;
@@ -422,7 +457,7 @@ int lc_bench_set_quit(struct lc_bench_set *set, struct lc_bench_reply *replies)
         *child = (struct lc_bench_child){ 0 };
         if (status != 0) {
             fprintf(stderr, "loongcomm-bench: rank %d (%s) did not end well: status 0x%x\n",
-                    set->first + i, lc_bench_variant_names[set->variant], (unsigned)status);
+                    set->first + i, set->name, (unsigned)status);
             err = -EIO;
         }
     }
@@ -433,12 +468,15 @@ int lc_bench_probe(int timeout_s, struct lc_bench_machine *out)
 {
     struct lc_bench_reply *reply = malloc(sizeof(*reply));
     struct lc_bench_child child = { 0 };
-    struct lc_bench_set set = { .count = 1, .timeout_s = timeout_s, .children = &child };
+    struct lc_bench_set set = { .name = "nccl",
+                                .count = 1,
+                                .timeout_s = timeout_s,
+                                .children = &child };
     int err;
 
     if (!reply)
         return -ENOMEM;
-    err = start_child(NULL, false, LC_BENCH_PLAIN, 0, &child);
+    err = start_child(NULL, false, set.name, 0, &child);
     if (!err)
         err = collect(&set, "looking at the machine", reply);
     if (!err)
@@ -480,7 +518,7 @@ int lc_bench_set_open(const struct lc_bench_options *options, enum lc_bench_vari
                       struct lc_bench_set *out)
 {
     struct lc_bench_set set = {
-        .variant = variant,
+        .name = lc_bench_side_name(options, variant),
         .first = boot->rank,
         .timeout_s = options->timeout_s,
     };
@@ -492,9 +530,8 @@ int lc_bench_set_open(const struct lc_bench_options *options, enum lc_bench_vari
     if (!set.children)
         return -ENOMEM;
     while (set.count < count && !err) {
-        err = start_child(variant == LC_BENCH_OURS ? options->library : NULL,
-                          local_ranks > machine->gpus, variant, set.first + set.count,
-                          &set.children[set.count]);
+        err = start_child(variant == LC_BENCH_OURS ? options : NULL, local_ranks > machine->gpus,
+                          set.name, set.first + set.count, &set.children[set.count]);
         set.count += !err;
     }
     if (err)

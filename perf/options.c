@@ -11,14 +11,15 @@
 #include <string.h>
 
 static const char usage_text[] =
-    "usage: loongcomm-bench alltoall|allreduce [options]\n"
+    "usage: loongcomm-bench alltoall|allreduce|reducescatter|allgather [options]\n"
     "       loongcomm-bench compare [--threshold PERCENT] [--force] REFERENCE.json NEW.json\n"
     "       loongcomm-bench plot RESULT.json... >PICTURE.svg\n"
     "\n"
     "Times NCCL alone and NCCL with libloongcomm.so preloaded, in turns, and checks every result.\n"
     "Under mpirun each process drives one rank.\n"
     "\n"
-    "  --sizes LIST|MIN:MAX:FACTOR  bytes of a rank's send buffer, with k, m, g (64k,1m,4m,16m)\n"
+    "  --sizes LIST|MIN:MAX:FACTOR  bytes of a rank's send buffer (all-gather: receive buffer), with\n"
+    "                               k, m, g (64k,1m,4m,16m)\n"
     "  --types LIST                 f32 bf16 f16 f64 f8e4m3 f8e5m2 i8 u8 i32 u32 i64 u64 (f32)\n"
     "  --live LIST                  shares of rows that are not zero (1.0,0.4,0.25,0.1)\n"
     "  --ranks N                    ranks (as many as GPUs, at least 2)\n"
@@ -27,7 +28,7 @@ static const char usage_text[] =
     "  --sendrecv                   all-to-all as a group of sends and receives\n"
     "  --tensors N                  all-reduce the buffer in N parts, as one group (1)\n"
     "  --graph                      capture the calls once and replay them\n"
-    "  --bits N                     an all-reduce's sums have at most N significant bits (20);\n"
+    "  --bits N                     sums have at most N significant bits (20);\n"
     "                               8 are exact through a bf16 wire\n"
     "  --rounds N --iters N --warmup N   turns of each variant, samples and untimed calls of a turn\n"
     "  --budget SECONDS             what is not given above is chosen to last about this long (60)\n"
@@ -35,6 +36,9 @@ static const char usage_text[] =
     "  --timeout SECONDS            longest wait for a rank (60)\n"
     "  --seed N                     of the data (1)\n"
     "  --lib PATH                   libloongcomm.so (the one beside this program)\n"
+    "  --env-b NAME=VALUE           a variable of the second variant alone; may be repeated\n"
+    "  --no-preload                 the second variant is NCCL as well, nccl-b: with --env-b another\n"
+    "                               setting of it, without, how far two equal sides differ\n"
     "  --json FILE, --csv FILE      write the results there as well\n"
     "  --help\n";
 
@@ -57,32 +61,36 @@ enum option_id {
     OPT_TIMEOUT,
     OPT_SEED,
     OPT_LIB,
+    OPT_ENV_B,
+    OPT_NO_PRELOAD,
     OPT_JSON,
     OPT_CSV,
 };
 
 static const struct option long_options[] = {
-    {"sizes",     required_argument, NULL, OPT_SIZES   },
-    { "types",    required_argument, NULL, OPT_TYPES   },
-    { "live",     required_argument, NULL, OPT_LIVE    },
-    { "ranks",    required_argument, NULL, OPT_RANKS   },
-    { "variants", required_argument, NULL, OPT_VARIANTS},
-    { "inplace",  no_argument,       NULL, OPT_INPLACE },
-    { "sendrecv", no_argument,       NULL, OPT_SENDRECV},
-    { "tensors",  required_argument, NULL, OPT_TENSORS },
-    { "graph",    no_argument,       NULL, OPT_GRAPH   },
-    { "bits",     required_argument, NULL, OPT_BITS    },
-    { "rounds",   required_argument, NULL, OPT_ROUNDS  },
-    { "iters",    required_argument, NULL, OPT_ITERS   },
-    { "warmup",   required_argument, NULL, OPT_WARMUP  },
-    { "budget",   required_argument, NULL, OPT_BUDGET  },
-    { "rotate",   required_argument, NULL, OPT_ROTATE  },
-    { "timeout",  required_argument, NULL, OPT_TIMEOUT },
-    { "seed",     required_argument, NULL, OPT_SEED    },
-    { "lib",      required_argument, NULL, OPT_LIB     },
-    { "json",     required_argument, NULL, OPT_JSON    },
-    { "csv",      required_argument, NULL, OPT_CSV     },
-    { NULL,       0,                 NULL, 0           },
+    {"sizes",       required_argument, NULL, OPT_SIZES     },
+    { "types",      required_argument, NULL, OPT_TYPES     },
+    { "live",       required_argument, NULL, OPT_LIVE      },
+    { "ranks",      required_argument, NULL, OPT_RANKS     },
+    { "variants",   required_argument, NULL, OPT_VARIANTS  },
+    { "inplace",    no_argument,       NULL, OPT_INPLACE   },
+    { "sendrecv",   no_argument,       NULL, OPT_SENDRECV  },
+    { "tensors",    required_argument, NULL, OPT_TENSORS   },
+    { "graph",      no_argument,       NULL, OPT_GRAPH     },
+    { "bits",       required_argument, NULL, OPT_BITS      },
+    { "rounds",     required_argument, NULL, OPT_ROUNDS    },
+    { "iters",      required_argument, NULL, OPT_ITERS     },
+    { "warmup",     required_argument, NULL, OPT_WARMUP    },
+    { "budget",     required_argument, NULL, OPT_BUDGET    },
+    { "rotate",     required_argument, NULL, OPT_ROTATE    },
+    { "timeout",    required_argument, NULL, OPT_TIMEOUT   },
+    { "seed",       required_argument, NULL, OPT_SEED      },
+    { "lib",        required_argument, NULL, OPT_LIB       },
+    { "env-b",      required_argument, NULL, OPT_ENV_B     },
+    { "no-preload", no_argument,       NULL, OPT_NO_PRELOAD},
+    { "json",       required_argument, NULL, OPT_JSON      },
+    { "csv",        required_argument, NULL, OPT_CSV       },
+    { NULL,         0,                 NULL, 0             },
 };
 
 void lc_bench_usage(FILE *out)
@@ -259,6 +267,22 @@ static int parse_text(const char *text, const char **out)
     return *text ? 0 : -EINVAL;
 }
 
+/* Not what the launcher itself arranges for each side. */
+static int parse_env(const char *text, struct lc_bench_options *o)
+{
+    static const char *const ours[] = { "LD_PRELOAD=", "LCRIG_RANK=" };
+    const char *equals = strchr(text, '=');
+
+    if (!equals || equals == text || o->n_env == LC_BENCH_MAX_LIST)
+        return -EINVAL;
+    for (size_t i = 0; i < sizeof(ours) / sizeof(*ours); i++) {
+        if (strncmp(text, ours[i], strlen(ours[i])) == 0)
+            return -EINVAL;
+    }
+    o->env[o->n_env++] = text;
+    return 0;
+}
+
 static int parse_one(int id, const char *text, struct lc_bench_options *o)
 {
     long bits;
@@ -294,6 +318,8 @@ static int parse_one(int id, const char *text, struct lc_bench_options *o)
     case OPT_TIMEOUT: return parse_int(text, 1, &o->timeout_s);
     case OPT_SEED: return parse_seed(text, &o->seed);
     case OPT_LIB: return parse_text(text, &o->library);
+    case OPT_ENV_B: return parse_env(text, o);
+    case OPT_NO_PRELOAD: o->no_preload = true; return 0;
     case OPT_JSON: return parse_text(text, &o->json);
     default: return parse_text(text, &o->csv);
     }
@@ -311,6 +337,10 @@ static int check_together(const struct lc_bench_options *o)
     }
     if (o->sendrecv && o->op != LC_BENCH_ALLTOALL) {
         fprintf(stderr, "loongcomm-bench: --sendrecv is for alltoall\n");
+        return -EINVAL;
+    }
+    if (!o->variants[LC_BENCH_OURS] && (o->no_preload || o->n_env)) {
+        fprintf(stderr, "loongcomm-bench: --env-b and --no-preload are for the second variant\n");
         return -EINVAL;
     }
     return 0;
@@ -331,8 +361,8 @@ int lc_bench_options_parse(int argc, char **argv, struct lc_bench_options *out)
     int index = 0;
     int id;
 
-    o.op = strcmp(argv[0], lc_bench_op_names[LC_BENCH_ALLREDUCE]) == 0 ? LC_BENCH_ALLREDUCE
-                                                                       : LC_BENCH_ALLTOALL;
+    id = lc_bench_op_find(argv[0]);
+    o.op = id < 0 ? LC_BENCH_ALLTOALL : (enum lc_bench_op)id;
     o.n_sizes = lc_bench_parse_sizes("64k,1m,4m,16m", o.sizes, LC_BENCH_MAX_LIST);
     o.n_dtypes = lc_bench_parse_dtypes("f32", o.dtypes, LC_BENCH_MAX_LIST);
     o.n_lives = lc_bench_parse_lives("1.0,0.4,0.25,0.1", o.lives, LC_BENCH_MAX_LIST);

@@ -142,6 +142,7 @@ static void write_machine(struct lc_bench_output *output)
     key_string(json, "nccl_path", machine->nccl_path);
     key_string(json, "cudart_path", machine->cudart_path);
     key_int(json, "ranks", output->bench->ranks);
+    key_int(json, "nodes", output->bench->nodes);
     lc_json_end(json);
 }
 
@@ -189,8 +190,9 @@ static void begin_table(const struct lc_bench *bench)
            machine->rig ? "the host rig (no GPU: figures of host memory)" : machine->gpu, version,
            machine->nccl_path);
     printf(
-        "# size: bytes of a rank's send buffer; us: per call, slowest rank; GB/s as in nccl-tests; "
-        "ratio: nccl / loongcomm, median of rounds (p10..p90)\n");
+        "# size: bytes of a rank's send buffer (all-gather: receive buffer); us: per call, slowest rank; GB/s as in nccl-tests; "
+        "ratio: nccl / %s, median of rounds (p10..p90)\n",
+        lc_bench_side_name(bench->options, LC_BENCH_OURS));
     printf("%8s %-7s %5s %-10s %12s %12s %12s %8s %8s  %-21s %s\n", "size", "type", "live",
            "variant", "median us", "p10 us", "p99 us", "algbw", "busbw", "ratio", "check");
     fflush(stdout);
@@ -258,9 +260,10 @@ static void print_row(const struct lc_bench *bench, const struct lc_bench_case *
     if (ratio && variant == LC_BENCH_OURS)
         snprintf(text, sizeof(text), "%.3f (%.3f..%.3f)", ratio->median, ratio->p10, ratio->p99);
     printf("%8s %-7s %5g %-10s %12.2f %12.2f %12.2f %8.2f %8.2f  %-21s %s\n", size,
-           lc_bench_dtypes[kase->dtype].name, kase->live, lc_bench_variant_names[variant],
-           f->median, f->p10, f->p99, lc_bench_algbw(kase, f->median),
-           lc_bench_busbw(kase, bench->ranks, f->median), text, "ok");
+           lc_bench_dtypes[kase->dtype].name, kase->live,
+           lc_bench_side_name(bench->options, variant), f->median, f->p10, f->p99,
+           lc_bench_algbw(kase, f->median), lc_bench_busbw(kase, bench->ranks, f->median), text,
+           "ok");
     fflush(stdout);
 }
 
@@ -282,7 +285,7 @@ static void write_record(struct lc_bench_output *output, const struct lc_bench_c
     key_bool(json, "graph", kase->graph);
     key_bool(json, "sendrecv", kase->sendrecv);
     key_int(json, "tensors", kase->tensors);
-    key_string(json, "variant", lc_bench_variant_names[variant]);
+    key_string(json, "variant", lc_bench_side_name(output->bench->options, variant));
     key_double(json, "median_us", f->median);
     key_double(json, "p10_us", f->p10);
     key_double(json, "p99_us", f->p99);
@@ -316,8 +319,8 @@ static void write_csv(FILE *out, const struct lc_bench *bench, const struct lc_b
     fprintf(out, "%s,%zu,%s,%d,%g,%.4f,%d,%d,%d,%d,%s,%.3f,%.3f,%.3f,%.4f,%.4f,%d,%zu,%d,%d,",
             lc_bench_op_names[kase->op], kase->bytes, lc_bench_dtypes[kase->dtype].name,
             bench->ranks, kase->live, lc_bench_live_share(kase, bench->ranks), kase->inplace,
-            kase->graph, kase->sendrecv, kase->tensors, lc_bench_variant_names[variant], f->median,
-            f->p10, f->p99, lc_bench_algbw(kase, f->median),
+            kase->graph, kase->sendrecv, kase->tensors, lc_bench_side_name(bench->options, variant),
+            f->median, f->p10, f->p99, lc_bench_algbw(kase, f->median),
             lc_bench_busbw(kase, bench->ranks, f->median), 1, result->series[variant].count,
             result->inner, result->slots);
     if (ratio && variant == LC_BENCH_OURS)

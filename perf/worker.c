@@ -197,7 +197,7 @@ static int allocate(struct worker *w, size_t rotate)
     w->stride = (bytes + 511) & ~(size_t)511;
     w->slots = count_slots(&w->kase, rotate);
     w->next = 0;
-    w->expected = malloc(bytes);
+    w->expected = calloc(1, bytes); /* an all-gather sends a part of its size only */
     w->got = malloc(bytes);
     if (!w->expected || !w->got)
         return fail(w, "out of memory");
@@ -276,6 +276,15 @@ static int one_call(struct worker *w, int slot)
         return grouped(w, send, recv);
     if (w->kase.op == LC_BENCH_ALLREDUCE) {
         NCCL(w, AllReduce(send, recv, count, dtype->nccl, ncclSum, w->comm, w->stream));
+        return 0;
+    }
+    if (w->kase.op == LC_BENCH_REDUCESCATTER) {
+        NCCL(w, ReduceScatter(send, recv, count / (size_t)w->ranks, dtype->nccl, ncclSum, w->comm,
+                              w->stream));
+        return 0;
+    }
+    if (w->kase.op == LC_BENCH_ALLGATHER) {
+        NCCL(w, AllGather(send, recv, count / (size_t)w->ranks, dtype->nccl, w->comm, w->stream));
         return 0;
     }
     if (w->kase.sendrecv)
@@ -375,7 +384,7 @@ static void hex(const unsigned char *bytes, size_t count, char *out)
 
 static int mismatch(struct worker *w, int slot)
 {
-    size_t bytes = w->kase.bytes;
+    size_t bytes = lc_bench_recv_bytes(&w->kase, w->ranks);
     size_t at = 0;
     size_t wrong = 0;
     size_t shown;
@@ -395,7 +404,7 @@ static int mismatch(struct worker *w, int slot)
     shown = bytes - at < 8 ? bytes - at : 8;
     hex(w->expected + at, shown, want);
     hex(w->got + at, shown, have);
-    if (w->kase.op == LC_BENCH_ALLTOALL)
+    if (!lc_bench_is_sum(w->kase.op))
         snprintf(from, sizeof(from), " (from rank %zu)", at * (size_t)w->ranks / bytes);
     return fail(
         w, "wrong result: %zu of %zu bytes differ, the first at byte %zu%s: %s instead of %s%s",
@@ -407,14 +416,15 @@ static int verify(struct worker *w, int inner)
 {
     int used = inner < w->slots ? inner : w->slots;
     unsigned first = w->kase.graph ? 0 : w->next - (unsigned)used;
+    size_t bytes = lc_bench_recv_bytes(&w->kase, w->ranks);
 
     for (int i = 0; i < used; i++) {
         int slot = (int)((first + (unsigned)i) % (unsigned)w->slots);
 
-        CUDA(w, MemcpyAsync(w->got, w->recv + (size_t)slot * w->stride, w->kase.bytes,
+        CUDA(w, MemcpyAsync(w->got, w->recv + (size_t)slot * w->stride, bytes,
                             cudaMemcpyDeviceToHost, w->stream));
         CUDA(w, StreamSynchronize(w->stream));
-        if (memcmp(w->got, w->expected, w->kase.bytes) != 0)
+        if (memcmp(w->got, w->expected, bytes) != 0)
             return mismatch(w, slot);
     }
     return 0;

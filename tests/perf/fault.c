@@ -82,3 +82,28 @@ EXPORT ncclResult_t ncclAllReduce(const void *send, void *recv, size_t count, nc
     after(recv, count, stream);
     return err;
 }
+
+EXPORT ncclResult_t ncclReduceScatter(const void *send, void *recv, size_t count,
+                                      ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
+                                      cudaStream_t stream)
+{
+    __typeof__(&ncclReduceScatter) call = real("ncclReduceScatter");
+    ncclResult_t err;
+
+    before();
+    err = fault_due("skip") ? ncclSuccess : call(send, recv, count, type, op, comm, stream);
+    after(recv, count, stream);
+    return err;
+}
+
+EXPORT ncclResult_t ncclAllGather(const void *send, void *recv, size_t count, ncclDataType_t type,
+                                  ncclComm_t comm, cudaStream_t stream)
+{
+    __typeof__(&ncclAllGather) call = real("ncclAllGather");
+    ncclResult_t err;
+
+    before();
+    err = fault_due("skip") ? ncclSuccess : call(send, recv, count, type, comm, stream);
+    after(recv, count, stream);
+    return err;
+}

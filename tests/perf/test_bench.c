@@ -294,6 +294,39 @@ static void sums_are_exact_in_any_order(void)
     free(expected);
 }
 
+static void parts_of_a_scattered_sum_make_up_the_sum(void)
+{
+    struct lc_bench_case kase = make_case(LC_BENCH_ALLREDUCE, "f32", 48000, 0.4);
+    unsigned char *sum = malloc(kase.bytes), *part = malloc(kase.bytes);
+
+    CHECK(sum && part);
+    kase.op = LC_BENCH_REDUCESCATTER;
+    CHECK(lc_bench_send_bytes(&kase, 3) == 48000 && lc_bench_recv_bytes(&kase, 3) == 16000);
+    lc_bench_fill_expected(&kase, 3, 0, sum); /* the whole sum stands behind rank 0's part */
+    for (int rank = 0; rank < 3; rank++) {
+        lc_bench_fill_expected(&kase, 3, rank, part);
+        CHECK(memcmp(part, sum + (size_t)rank * 16000, 16000) == 0 && !is_zero(part, 16000));
+    }
+    free(sum);
+    free(part);
+}
+
+static void all_gather_what_each_sends(void)
+{
+    struct lc_bench_case kase = make_case(LC_BENCH_ALLGATHER, "u8", 48000, 0.4);
+    unsigned char *all = malloc(kase.bytes), *one = malloc(kase.bytes);
+
+    CHECK(all && one);
+    CHECK(lc_bench_send_bytes(&kase, 3) == 16000 && lc_bench_recv_bytes(&kase, 3) == 48000);
+    lc_bench_fill_expected(&kase, 3, 2, all);
+    for (int rank = 0; rank < 3; rank++) {
+        lc_bench_fill_send(&kase, 3, rank, one);
+        CHECK(memcmp(one, all + (size_t)rank * 16000, 16000) == 0 && !is_zero(one, 16000));
+    }
+    free(all);
+    free(one);
+}
+
 static void terms_leave_room_for_the_sum(void)
 {
     struct lc_bench_case kase = make_case(LC_BENCH_ALLREDUCE, "bf16", 64, 1);
@@ -321,6 +354,8 @@ int main(void)
     awkward_bits_are_among_the_data();
     encoded_values_are_eighths();
     sums_are_exact_in_any_order();
+    parts_of_a_scattered_sum_make_up_the_sum();
+    all_gather_what_each_sends();
     terms_leave_room_for_the_sum();
     return 0;
 }
