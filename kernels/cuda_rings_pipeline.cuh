@@ -155,14 +155,25 @@ template <class Args, bool Peek> struct call {
     {
         return static_cast<uint32_t>((message - 1) % shape().slots);
     }
-    __device__ __forceinline__ bool has_credit(uint32_t leg, uint32_t dst, uint32_t channel,
-                                               uint64_t message) const
+    /* Of a unit: its messages from the first that its reader has not taken out, as far as it has said, up to `message`.
+     * There is a slot for that one if they are not more than slots. */
+    __device__ __forceinline__ uint64_t under_way(uint32_t leg, uint32_t dst, uint32_t channel,
+                                                  uint64_t message) const
     {
         uint64_t word = segment + lk_credit_offset(&shape(), leg, dst, channel);
 
-        if (Peek && message - peek_word(word) > shape().slots)
-            return false;
-        return message - load_word(word) <= shape().slots;
+        if (Peek) {
+            uint64_t seen = message - peek_word(word);
+
+            if (seen > shape().slots)
+                return seen;
+        }
+        return message - load_word(word);
+    }
+    __device__ __forceinline__ bool has_credit(uint32_t leg, uint32_t dst, uint32_t channel,
+                                               uint64_t message) const
+    {
+        return under_way(leg, dst, channel, message) <= shape().slots;
     }
     __device__ __forceinline__ uint64_t arrival(uint32_t leg, uint32_t src, uint32_t channel,
                                                 uint64_t message) const
@@ -191,6 +202,13 @@ template <class Args, bool Peek> struct call {
         store_word(segment_of(src) + lk_credit_offset(&shape(), leg, rank(), channel), message);
     }
 
+    __device__ __forceinline__ void say_too_few() const
+    {
+        volatile uint32_t *word = args.head.rings.too_few;
+
+        if (word)
+            *word = 1;
+    }
     __device__ __forceinline__ bool aborted() const
     {
         return __any_sync(ALL_LANES, load_abort(args.head.rings.abort)) != 0;
@@ -272,6 +290,11 @@ template <class Call> struct peer_order {
 template <class Call> struct send_role : peer_order<Call> {
     using peer_order<Call>::c;
 
+    /* Slots that were waited for of peers which had taken out one of this call, so that they were in it, too; and whether
+     * one is being waited for. */
+    mutable uint32_t waited = 0;
+    mutable bool waits = false;
+
     __device__ __forceinline__ uint64_t message(const place &at, uint32_t dst) const
     {
         return c.counter(lk_sent_offset(&c.shape(), LK_SCATTER, dst, at.channel)) + at.round + 1;
@@ -280,9 +303,14 @@ template <class Call> struct send_role : peer_order<Call> {
     {
         uint32_t dst = c.peer(at.step);
         uint64_t m = message(at, dst);
+        uint64_t before = c.under_way(LK_SCATTER, dst, at.channel, m);
 
-        if (!__all_sync(ALL_LANES, c.has_credit(LK_SCATTER, dst, at.channel, m)))
+        if (!__all_sync(ALL_LANES, before <= c.shape().slots)) {
+            waits |= before <= at.round;
             return false;
+        }
+        waited += waits;
+        waits = false;
         if (c.lane == 0) {
             c.describe(j, dst, at);
             j->slot = c.segment_of(dst) +
@@ -304,6 +332,8 @@ template <class Call> struct send_role : peer_order<Call> {
         if (c.lane < c.shape().ranks && c.lane != c.rank())
             c.count(lk_sent_offset(&c.shape(), LK_SCATTER, c.lane, channel),
                     c.messages(c.lane, channel));
+        if (channel == c.cta && c.lane == 0 && waited > LK_WAITS_ALLOWED)
+            c.say_too_few();
     }
 };
 

@@ -91,13 +91,19 @@ static uint64_t *taken(const struct lk_cta *cta, uint32_t leg, uint32_t src, uin
     return lk_word_at(cta->head->rings.state, lk_taken_offset(shape_of(cta), leg, src, channel));
 }
 
-bool lk_slot_credit(const struct lk_cta *cta, uint32_t leg, uint32_t dst, uint32_t channel)
+/* Messages of a unit that its reader has not taken out, as far as it has said. */
+static uint64_t under_way(const struct lk_cta *cta, uint32_t leg, uint32_t dst, uint32_t channel)
 {
     const struct lk_ring_shape *shape = shape_of(cta);
     uint64_t credit = lk_word_load(
         lk_word_at(mine(cta), lk_credit_offset(shape, leg, dst, channel)));
 
-    return *sent(cta, leg, dst, channel) + 1 - credit <= shape->slots;
+    return *sent(cta, leg, dst, channel) - credit;
+}
+
+bool lk_slot_credit(const struct lk_cta *cta, uint32_t leg, uint32_t dst, uint32_t channel)
+{
+    return under_way(cta, leg, dst, channel) < shape_of(cta)->slots;
 }
 
 uint32_t lk_slot_live(const struct lk_cta *cta, uint32_t bytes)
@@ -216,15 +222,25 @@ static struct lk_span tile_of(const struct lk_cta *cta, uint32_t rank, uint32_t 
     return (struct lk_span){ .first = (uint32_t)first, .packs = (uint32_t)packs };
 }
 
-/* One contribution to a tile of `peer`'s. False: there is none left, or no credit. */
+/* One contribution to a tile of `peer`'s. False: there is none left, or no credit. A peer that has taken out one of this
+ * call is in it; before that it is not for want of slots that there is none. */
 static bool send_one(struct lk_cta *cta, uint32_t channel, uint32_t peer)
 {
-    uint32_t *done = &cta->job->channels[channel].sent[peer];
+    struct lk_channel *at = &cta->job->channels[channel];
+    uint32_t *done = &at->sent[peer];
     struct lk_span span;
+    uint64_t waiting;
     uint32_t bytes;
 
-    if (*done == tiles_in(cta, peer, channel) || !lk_slot_credit(cta, LK_SCATTER, peer, channel))
+    if (*done == tiles_in(cta, peer, channel))
         return false;
+    waiting = under_way(cta, LK_SCATTER, peer, channel);
+    if (waiting >= shape_of(cta)->slots) {
+        at->waits[peer] |= waiting < *done;
+        return false;
+    }
+    cta->waited += at->waits[peer];
+    at->waits[peer] = false;
     span = tile_of(cta, peer, channel, (*done)++);
     lk_span_round(cta, span, peer * !gathers(cta));
     bytes = span.packs * LK_PACK_BYTES;
@@ -352,6 +368,8 @@ void lk_cta_end(const struct lk_cta *cta)
 
     __atomic_fetch_add(&state->counts.bytes_sent, cta->counts.bytes_sent, __ATOMIC_RELAXED);
     __atomic_fetch_add(&state->counts.bytes_elided, cta->counts.bytes_elided, __ATOMIC_RELAXED);
+    if (cta->waited > LK_WAITS_ALLOWED && cta->head->rings.too_few)
+        __atomic_store_n(cta->head->rings.too_few, 1, __ATOMIC_RELAXED);
 }
 
 static void run_cta(void *arg, uint32_t number, uint32_t ctas)

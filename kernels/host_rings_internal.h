@@ -17,6 +17,7 @@ struct lk_channel {
     uint32_t reduced;             /* own tiles */
     uint32_t sent[LK_RANKS_MAX];  /* contributions to each rank's tiles */
     uint32_t taken[LK_RANKS_MAX]; /* results from each rank */
+    bool waits[LK_RANKS_MAX];     /* for a slot of that rank's, which has begun, too */
 };
 
 /* A launch on its stream. What is above `launch` is written when an execution begins, before its threads do. */
@@ -35,6 +36,7 @@ struct lk_cta {
     uint32_t cta;
     uint32_t ctas;
     struct lk_ring_counts counts; /* added to the state's at the end */
+    uint32_t waited;              /* for so many slots of peers that had begun */
     float sum[LK_TILE_MOST];
     uint8_t wire[LK_SLOT_BYTES] __attribute__((aligned(16))); /* what goes out */
     uint8_t in[LK_SLOT_BYTES] __attribute__((aligned(16)));   /* what came in */

@@ -100,7 +100,12 @@ struct lk_rings {
     /* The device reads and writes it. 0; 1 once a thread of the host wants calls to end early (it replaces a 0 only); 2
      * once a call that was waiting has ended early because of that, so that what has not been cut short is known. */
     uint32_t *abort;
+    /* NULL, or a word that becomes 1 when a two-shot call has had to wait for more than LK_WAITS_ALLOWED slots of one CTA
+     * although the peers were in it, too: more slots would have helped. Written by calls, relaxed; whoever has seen it may
+     * set it to 0. As abort otherwise. */
+    uint32_t *too_few;
 };
+#define LK_WAITS_ALLOWED 3u
 
 /* One tensor of a list. All-reduce: count elements each; out may be in, other overlaps are undefined. Reduce-scatter: in
  * holds ranks * count elements, rank r gets the r-th part; out may be in + rank * count elements. count 0: skipped. */

@@ -46,6 +46,7 @@ void ring_rank_init(struct ring_rank *me, struct ring_world *world, uint32_t ran
     me->rings.rank = rank;
     me->rings.state = world->states[rank];
     me->rings.abort = &world->abort;
+    me->rings.too_few = &world->too_few[rank];
     memcpy(me->rings.segments, world->segments, sizeof(world->segments));
 }
 

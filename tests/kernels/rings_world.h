@@ -13,6 +13,7 @@ struct ring_world {
     int fds[LK_RANKS_MAX];
     void *states[LK_RANKS_MAX];
     uint32_t abort; /* one word for all ranks */
+    uint32_t too_few[LK_RANKS_MAX];
 };
 
 struct ring_rank {

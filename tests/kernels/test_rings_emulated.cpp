@@ -323,6 +323,7 @@ struct node {
     lk_ring_shape shape;
     std::vector<std::unique_ptr<aligned_memory>> segments, states;
     uint32_t abort = 0;
+    uint32_t too_few[LK_RANKS_MAX] = {};
 
     explicit node(const lk_ring_shape &s) : shape(s)
     {
@@ -342,6 +343,7 @@ struct node {
         v.rank = rank;
         v.state = states[rank]->bytes;
         v.abort = &abort;
+        v.too_few = &too_few[rank];
         for (uint32_t r = 0; r < shape.ranks; r++)
             v.segments[r] = segments[r]->bytes;
         return v;
@@ -551,6 +553,28 @@ void counts_say_what_was_written_and_what_was_not()
         CHECK(reinterpret_cast<lk_ring_counts *>(n.states[r]->bytes)->bytes_elided > c.count);
 }
 
+/* With one CTA a rank and so many tiles for each unit. */
+bool says_too_few(const lk_ring_shape &shape, uint64_t tiles)
+{
+    rings_case c = rings_cases[1];
+    node n(shape);
+
+    c.shape = shape;
+    c.count = static_cast<uint32_t>(tiles * shape.ranks * shape.channels * LK_SLOT_BYTES / 4);
+    for (uint32_t &ctas : c.ctas)
+        ctas = 1;
+    run_case(&n, c, 1);
+    return n.too_few[0] || n.too_few[1];
+}
+
+void too_few_slots_are_noticed()
+{
+    CHECK(says_too_few({ 2, 1, 1, 0 }, 10));
+    CHECK(!says_too_few({ 2, 1, 8, 0 }, 8));
+    CHECK(!says_too_few({ 2, 5, 1, 0 },
+                        2)); /* who waits for the second may wait for a peer to come */
+}
+
 void an_abort_ends_a_call_that_a_rank_never_joins()
 {
     for (size_t which : { 2u, 3u, 13u }) {
@@ -726,6 +750,7 @@ int main(int argc, char **argv)
     calls_of_all_kinds_follow_each_other_on_one_set_of_rings();
     counters_pass_the_end_of_their_words();
     counts_say_what_was_written_and_what_was_not();
+    too_few_slots_are_noticed();
     an_abort_ends_a_call_that_a_rank_never_joins();
     exchanges_give_the_bytes_that_were_sent();
     exchanges_and_reductions_follow_each_other_on_one_set_of_rings();

@@ -290,6 +290,45 @@ static void what_travels_is_counted(void)
     free(call);
 }
 
+/* ---- whether there are enough slots ---- */
+
+/* Rank 1 comes when rank 0 has filled all slots and sleeps. */
+static void come_late(struct ring_rank *me, void *arg)
+{
+    const uint32_t *sleepers = (const uint32_t *)((const char *)me->world->segments[0] +
+                                                  LK_DOORBELL_OFFSET) +
+                               1;
+
+    while (me->rank == 1 && !__atomic_load_n(sleepers, __ATOMIC_SEQ_CST))
+        usleep(100);
+    ring_play(me, arg);
+}
+
+/* As many tiles for each unit. True: a rank has said that there were too few slots. */
+static bool says_too_few(uint32_t slots, uint32_t tiles, void (*body)(struct ring_rank *, void *))
+{
+    struct ring_call *call = new_call();
+    struct ring_world world;
+    bool said;
+
+    ring_world_init(&world, 2, 8, slots, 0);
+    ring_call_init(call, RING_ALL_REDUCE, LK_FP32, LK_FP32,
+                   (uint64_t)tiles * 2 * 8 * LK_SLOT_BYTES / 4, 1);
+    ring_threads(&world, body, call);
+    said = world.too_few[0] || world.too_few[1];
+    ring_world_fini(&world);
+    free(call);
+    return said;
+}
+
+static void too_few_slots_are_noticed(void)
+{
+    CHECK(says_too_few(1, 40, play_one));
+    CHECK(!says_too_few(4, 4, play_one));
+    CHECK(
+        !says_too_few(1, 2, come_late)); /* all that was waited for is a peer that was not there */
+}
+
 /* ---- segments ---- */
 
 static void refused(int fd, size_t bytes)
@@ -520,6 +559,7 @@ int main(void)
     shapes_have_bounds();
     only_segments_are_mapped();
     bad_arguments_are_refused();
+    too_few_slots_are_noticed();
     what_travels_is_counted();
     work_runs_when_its_stream_says_so();
     lk_host_cta_threads = true;
