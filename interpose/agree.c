@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #ifndef LC_RECORD_VERSION    /* a test builds another one */
-#define LC_RECORD_VERSION 3u /* changes with the meaning of a vote */
+#define LC_RECORD_VERSION 4u /* changes with the meaning of a vote */
 #endif
 
 /* Shrinks without one set of ranks. */
@@ -41,6 +41,8 @@ struct lc_agree {
     bool voted, committed;
     bool withheld;       /* the vote could not be given, and will not be */
     uint32_t generation; /* 0, then the number of the change that was agreed on last */
+    uint32_t change;     /* 0, then the last that this rank has voted for */
+    uint64_t change_from;
 
     /* Any thread: 0 (ncclSuccess), then what later calls return; written once. */
     atomic_int_fast64_t
@@ -230,6 +232,17 @@ static ncclResult_t decide(struct lc_agree *agree)
     return ncclSuccess;
 }
 
+bool lc_agree_vote_change(struct lc_agree *agree, uint32_t change)
+{
+    uint64_t from = lc_next_epoch(agree->count);
+
+    if (!agree->committed || lc_room_vote_change(agree->room, change, from) != 0)
+        return false;
+    agree->change = change;
+    agree->change_from = from;
+    return true;
+}
+
 ncclResult_t lc_agree_next(struct lc_agree *agree, bool ready, bool *committed)
 {
     ncclResult_t result = lc_agree_error(agree);
@@ -250,6 +263,9 @@ ncclResult_t lc_agree_next(struct lc_agree *agree, bool ready, bool *committed)
     }
     if (agree->voted && !agree->committed && epoch && agree->count >= agree->from)
         result = decide(agree);
+    else if (agree->change > agree->generation && epoch && agree->count >= agree->change_from &&
+             lc_room_decide_change(agree->room, agree->change, agree->count) == LC_VERDICT_COMMIT)
+        agree->generation = agree->change;
     *committed = agree->committed;
     tell_tuner(agree);
     return result;
@@ -269,13 +285,14 @@ void lc_agree_refused(struct lc_agree *agree)
 
 struct lc_agree_mark lc_agree_mark(const struct lc_agree *agree)
 {
-    return (struct lc_agree_mark){ agree->count, agree->committed };
+    return (struct lc_agree_mark){ agree->count, agree->committed, agree->generation };
 }
 
 void lc_agree_rewind(struct lc_agree *agree, struct lc_agree_mark mark)
 {
     agree->count = mark.count;
     agree->committed = mark.committed;
+    agree->generation = mark.generation;
     tell_tuner(agree);
     if (agree->progress)
         lc_progress_rewind(agree->progress, mark.count);

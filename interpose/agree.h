@@ -44,6 +44,11 @@ ncclResult_t lc_agree_next(struct lc_agree *agree, bool ready, bool *committed);
 /* Which of the later changes the collective that was counted last is behind: 0, before all. Equal at all ranks. */
 uint32_t lc_agree_generation(const struct lc_agree *agree);
 
+/* This rank is ready for a later change (control.h): a vote, given between two collectives, and outside of groups or
+ * before the communicator's first operation in one, for what a group has agreed on may be undone with it. False: it
+ * cannot be given, now or ever. */
+bool lc_agree_vote_change(struct lc_agree *agree, uint32_t change);
+
 /* NCCL has refused the call that was counted last: it never took place, and the next one gets its number. */
 void lc_agree_refused(struct lc_agree *agree);
 
@@ -52,6 +57,7 @@ void lc_agree_refused(struct lc_agree *agree);
 struct lc_agree_mark {
     uint64_t count;
     bool committed;
+    uint32_t generation;
 };
 struct lc_agree_mark lc_agree_mark(const struct lc_agree *agree);
 void lc_agree_rewind(struct lc_agree *agree, struct lc_agree_mark mark);

@@ -93,6 +93,12 @@ int lc_room_vote(struct lc_room *room, uint64_t from);
  * not fall back, since others may have committed. */
 int lc_room_decide(struct lc_room *room, uint64_t index, enum lc_verdict *out);
 
+/* A later change of what is committed, number 1, 2 ..., at an epoch behind the first commit: the same once more. A rank
+ * votes for one when the ones before are committed, or given up by all. Only where the words are at hand, which they are
+ * on the arbiter's host: -ENOTSUP elsewhere. Deciding then asks nobody and cannot fail. */
+int lc_room_vote_change(struct lc_room *room, uint32_t change, uint64_t from);
+enum lc_verdict lc_room_decide_change(struct lc_room *room, uint32_t change, uint64_t index);
+
 /* The same for the messages from rank `src` to rank `dst`, one of which is this rank. The vote for a pair is given by
  * the first decide call that its end makes. */
 int lc_room_decide_pair(struct lc_room *room, uint32_t src, uint32_t dst, uint64_t index,

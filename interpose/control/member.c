@@ -605,6 +605,22 @@ int lc_room_decide(struct lc_room *room, uint64_t index, enum lc_verdict *out)
     return 0;
 }
 
+int lc_room_vote_change(struct lc_room *room, uint32_t change, uint64_t from)
+{
+    if (!atomic_load(&room->voted) || room->pid != getpid())
+        return -EINVAL;
+    if (!room->words)
+        return -ENOTSUP;
+    if (atomic_load(&room->abort_word))
+        return -ECANCELED;
+    return lc_words_vote_change(room->words, room->mine.rank, change, from);
+}
+
+enum lc_verdict lc_room_decide_change(struct lc_room *room, uint32_t change, uint64_t index)
+{
+    return lc_words_decide_change(room->words, change, index);
+}
+
 int lc_room_decide_pair(struct lc_room *room, uint32_t src, uint32_t dst, uint64_t index,
                         enum lc_verdict *out)
 {

@@ -20,13 +20,14 @@ struct pair {
     _Atomic unsigned char word[LC_EPOCHS]; /* enum word */
 };
 
-/* The mapped file: epoch words, then votes, then pairs. */
+/* The mapped file: epoch words, votes, votes for changes, pairs. */
 struct lc_words {
     uint32_t nranks;
     size_t size;
     _Atomic unsigned char *word;
-    _Atomic uint64_t *voted; /* by rank: 0, an epoch index, or UINT64_MAX: withheld for good */
-    struct pair *pairs;      /* NULL beyond LC_PAIR_RANKS_MAX */
+    _Atomic uint64_t *voted;   /* by rank: 0, an epoch index, or UINT64_MAX: withheld for good */
+    _Atomic uint64_t *changes; /* by rank: 0, or the last vote_word */
+    struct pair *pairs;        /* NULL beyond LC_PAIR_RANKS_MAX */
     void *base;
 };
 
@@ -35,7 +36,7 @@ _Static_assert(sizeof(_Atomic unsigned char) == 1 && sizeof(_Atomic uint64_t) ==
 
 static size_t file_size(uint32_t nranks)
 {
-    size_t size = LC_EPOCHS + nranks * sizeof(uint64_t);
+    size_t size = LC_EPOCHS + 2 * nranks * sizeof(uint64_t);
 
     return nranks <= LC_PAIR_RANKS_MAX ? size + (size_t)nranks * nranks * sizeof(struct pair)
                                        : size;
@@ -64,8 +65,9 @@ int lc_words_map(int fd, uint32_t nranks, struct lc_words **out)
     }
     words->word = words->base;
     words->voted = (_Atomic uint64_t *)((char *)words->base + LC_EPOCHS);
+    words->changes = words->voted + nranks;
     if (nranks <= LC_PAIR_RANKS_MAX)
-        words->pairs = (struct pair *)(words->voted + nranks);
+        words->pairs = (struct pair *)(words->changes + nranks);
     *out = words;
     return 0;
 }
@@ -147,6 +149,42 @@ enum lc_verdict lc_words_decide(struct lc_words *words, uint64_t index)
         return LC_VERDICT_SKIP;
     for (uint32_t r = 0; all_in && r < words->nranks; r++)
         all_in = counts(atomic_load(&words->voted[r]), index);
+    return settle(&words->word[__builtin_ctzll(index)], all_in);
+}
+
+/* A vote for change `change` from index 2^`epoch` on. */
+static uint64_t vote_word(uint32_t change, uint32_t epoch)
+{
+    return (uint64_t)change << 32 | epoch;
+}
+
+int lc_words_vote_change(struct lc_words *words, uint32_t rank, uint32_t change, uint64_t from)
+{
+    uint64_t last;
+
+    if (rank >= words->nranks || !change || !lc_is_epoch(from))
+        return -EINVAL;
+    last = atomic_load(&words->changes[rank]);
+    if (last >> 32 >= change)
+        return -EALREADY;
+    return atomic_compare_exchange_strong(&words->changes[rank], &last,
+                                          vote_word(change, (uint32_t)__builtin_ctzll(from)))
+               ? 0
+               : -EALREADY;
+}
+
+/* Whoever is the first at the index has passed all earlier ones, so that no change before this one is open. */
+enum lc_verdict lc_words_decide_change(struct lc_words *words, uint32_t change, uint64_t index)
+{
+    bool all_in = true;
+
+    if (!lc_is_epoch(index))
+        return LC_VERDICT_SKIP;
+    for (uint32_t r = 0; all_in && r < words->nranks; r++) {
+        uint64_t vote = atomic_load(&words->changes[r]);
+
+        all_in = vote >> 32 == change && (uint32_t)vote <= (uint32_t)__builtin_ctzll(index);
+    }
     return settle(&words->word[__builtin_ctzll(index)], all_in);
 }
 

@@ -2,7 +2,8 @@
  *
  * The shared words of one room, in a memory file that the arbiter makes and the members of its host map.
  *
- * Every word is written once (votes, epoch words) and read by all members; all accesses are sequentially consistent.
+ * Every word is written once (votes, epoch words; votes for changes: once for each, in their order) and read by all
+ * members; all accesses are sequentially consistent.
  * Sizes are fixed by nranks; untouched pages of the pair area cost nothing.
  */
 #ifndef LC_INTERPOSE_CONTROL_WORDS_H
@@ -29,6 +30,11 @@ int lc_words_vote(struct lc_words *words, uint32_t rank, uint64_t from);
 /* A rank that will never vote: false if it has, for itself or for a pair. */
 bool lc_words_withhold(struct lc_words *words, uint32_t rank);
 enum lc_verdict lc_words_decide(struct lc_words *words, uint64_t index);
+
+/* The same for a later change (control.h). -EALREADY if the rank has voted for this one or a later one. */
+int lc_words_vote_change(struct lc_words *words, uint32_t rank, uint32_t change, uint64_t from);
+enum lc_verdict lc_words_decide_change(struct lc_words *words, uint32_t change, uint64_t index);
+
 enum lc_verdict lc_words_decide_pair(struct lc_words *words, uint32_t src, uint32_t dst,
                                      bool by_src, uint64_t index);
 
