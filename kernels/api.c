@@ -259,3 +259,16 @@ LK_API int lk_sum_shards(const void *shards, size_t n, uint64_t stride, uint64_t
     err = check_sum(&sum);
     return err ? err : lk_run_sum(&sum, stream);
 }
+
+LK_API int lk_compare(const void *got, const void *want, uint64_t count, enum lk_type type,
+                      void *work, struct lk_difference *out, void *stream)
+{
+    const struct lk_comparison comparison = { got, want, count, work, out, type };
+    unsigned int mask = type == LK_FP32 ? 3 : 1;
+
+    if ((unsigned int)type > LK_FP16 || !work || (uintptr_t)work & 15 || !out ||
+        (uintptr_t)out & 7 || (count && (!got || !want)) ||
+        ((uintptr_t)got | (uintptr_t)want) & mask)
+        return -EINVAL;
+    return lk_run_compare(&comparison, stream);
+}

@@ -42,7 +42,9 @@ LK_API int lk_load_all(void)
     if (driver < DRIVER_NEEDED)
         return cudaErrorInsufficientDriver;
     result = lk_load_lists();
-    return result ? result : lk_load_sum();
+    if (!result)
+        result = lk_load_sum();
+    return result ? result : lk_load_compare();
 }
 
 LK_API int lk_rings_load(void)

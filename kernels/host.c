@@ -167,8 +167,7 @@ int lk_host_enqueue(void *stream, const char *name, void (*run)(void *arg),
     return 0;
 }
 
-/* Runs now, or hands a copy of the work to the enqueue function. */
-static int submit(void *stream, const char *name, void (*run)(void *arg), void *arg, size_t bytes)
+int lk_host_submit(void *stream, const char *name, void (*run)(void *arg), void *arg, size_t bytes)
 {
     void *copy;
 
@@ -193,13 +192,14 @@ int lk_run_launch(struct lk_launch *launch, void *stream)
         [LK_COPY_4] = "lk_copy",
     };
 
-    return submit(stream, names[launch->work], run_launch, launch,
-                  offsetof(struct lk_launch, entries) + launch->head.n * sizeof(struct lk_entry));
+    return lk_host_submit(stream, names[launch->work], run_launch, launch,
+                          offsetof(struct lk_launch, entries) +
+                              launch->head.n * sizeof(struct lk_entry));
 }
 
 int lk_run_sum(const struct lk_sum *sum, void *stream)
 {
     struct lk_sum copy = *sum;
 
-    return submit(stream, "lk_sum_shards", run_sum, &copy, sizeof(copy));
+    return lk_host_submit(stream, "lk_sum_shards", run_sum, &copy, sizeof(copy));
 }

@@ -19,4 +19,7 @@ float lk_host_scale(float value, uint32_t type, const void *pointer);
 int lk_host_enqueue(void *stream, const char *name, void (*run)(void *arg),
                     void (*release)(void *arg), void *arg);
 
+/* Runs now, or hands a copy of the work to the enqueue function. */
+int lk_host_submit(void *stream, const char *name, void (*run)(void *arg), void *arg, size_t bytes);
+
 #endif

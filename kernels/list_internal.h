@@ -68,13 +68,24 @@ struct lk_sum {
     uint16_t out_type;
 };
 
+struct lk_comparison {
+    const void *got;
+    const void *want;
+    uint64_t count;
+    void *work;
+    struct lk_difference *out;
+    enum lk_type type;
+};
+
 /* Of the backend. head.n >= 1 and count >= 1. May fill in the entries' chunks. */
 int lk_run_launch(struct lk_launch *launch, void *stream);
 int lk_run_sum(const struct lk_sum *sum, void *stream);
+int lk_run_compare(const struct lk_comparison *comparison, void *stream); /* count may be 0 */
 
 /* Of the CUDA backend: loads its kernels on the current device. 0 or a cudaError_t. */
 int lk_load_lists(void);
 int lk_load_sum(void);
+int lk_load_compare(void);
 
 #ifdef __cplusplus
 }

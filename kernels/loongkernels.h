@@ -121,6 +121,24 @@ int lk_unpack(const struct lk_tensor *tensors, size_t n, const void *packed, enu
 int lk_sum_shards(const void *shards, size_t n, uint64_t stride, uint64_t count, void *out,
                   enum lk_type out_type, const struct lk_scale *scale, void *stream);
 
+/* How far a result is from another one of the same sum. */
+struct lk_difference {
+    double
+        relative; /* L2 norm of got - want over that of want; infinite if want alone is all zero */
+    double most;  /* largest |got[i] - want[i]| */
+    uint64_t
+        strange; /* elements of which one is infinite or a NaN and the other one is not the same; left out above */
+    uint64_t done; /* the caller's 0; 1 when all else is written: released at system scope */
+};
+
+#define LK_COMPARE_BYTES ((size_t)4096)
+
+/* Writes into *out, memory that both the device and the caller read, how far `count` elements of `got` are from those of
+ * `want`. In fp64; the libraries add in different orders. work: LK_COMPARE_BYTES of the device, aligned to 16 bytes, zeroed
+ * before the first call, for calls one after the other. A count of 0 differs by nothing. */
+int lk_compare(const void *got, const void *want, uint64_t count, enum lk_type type, void *work,
+               struct lk_difference *out, void *stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -570,6 +570,71 @@ static void a_sum_may_replace_one_of_its_shards(const struct target *t)
     drop(&in);
 }
 
+/* What lk_compare says of two buffers; `work` is used from call to call. */
+static struct lk_difference difference_of(const struct target *t, const struct buffer *got,
+                                          const struct buffer *want, uint64_t count,
+                                          enum lk_type type, const struct buffer *work)
+{
+    struct buffer out = make_buffer(t, sizeof(struct lk_difference));
+    struct lk_difference found;
+
+    memset(out.near, 0, out.bytes);
+    upload(&out);
+    upload(got);
+    upload(want);
+    CHECK(t->lib.lk_compare(got->far, want->far, count, type, work->far,
+                            (struct lk_difference *)out.far, NULL) == 0);
+    download(&out);
+    memcpy(&found, out.near, sizeof(found));
+    drop(&out);
+    CHECK(found.done == 1);
+    return found;
+}
+
+static void differences_are_measured(const struct target *t)
+{
+    size_t n = t->small ? 3000 : 200003;
+    struct buffer got = make_buffer(t, n * 4), want = make_buffer(t, n * 4);
+    struct buffer work = make_buffer(t, LK_COMPARE_BYTES);
+    struct lk_difference found;
+    double norm = 0;
+
+    memset(work.near, 0, work.bytes);
+    upload(&work);
+    for (size_t i = 0; i < n; i++) {
+        ((float *)want.near)[i] = (float)(i % 1000) - 499;
+        norm += ((double)(i % 1000) - 499) * ((double)(i % 1000) - 499);
+    }
+    memcpy(got.near, want.near, n * 4);
+    found = difference_of(t, &got, &want, n, LK_FP32, &work);
+    CHECK(found.relative == 0 && found.most == 0 && found.strange == 0);
+    ((float *)got.near)[n - 1] += 3; /* the last element counts, and each once */
+    ((float *)got.near)[1] -= 4;
+    found = difference_of(t, &got, &want, n, LK_FP32, &work);
+    CHECK(fabs(found.relative - 5 / sqrt(norm)) < 1e-12 && found.most == 4);
+    found = difference_of(t, &got, &want, 1, LK_FP32, &work);
+    CHECK(found.relative == 0 && found.most == 0);
+    ((uint32_t *)got.near)[5] = 0x7fc00000;
+    ((uint32_t *)want.near)[6] = 0xff800000;
+    ((uint32_t *)got.near)[7] = ((uint32_t *)want.near)[7] = 0x7f800000;
+    ((uint32_t *)got.near)[8] = 0x7fc00001;
+    ((uint32_t *)want.near)[8] = 0xffffffff;
+    found = difference_of(t, &got, &want, n, LK_FP32, &work);
+    CHECK(found.strange == 2 && found.most == 4);
+    memset(want.near, 0, n * 4);
+    found = difference_of(t, &got, &want, 2, LK_FP32, &work);
+    CHECK(isinf(found.relative));
+    *(uint16_t *)want.near = 0x3f80; /* 1.0 and 1.5 of bf16 */
+    *(uint16_t *)got.near = 0x3fc0;
+    CHECK(difference_of(t, &got, &want, 1, LK_BF16, &work).relative == 0.5);
+    *(uint16_t *)want.near = 0x3c00; /* the same of fp16 */
+    *(uint16_t *)got.near = 0x3e00;
+    CHECK(difference_of(t, &got, &want, 1, LK_FP16, &work).most == 0.5);
+    drop(&got);
+    drop(&want);
+    drop(&work);
+}
+
 static void bad_arguments_are_refused(const struct target *t)
 {
     struct buffer apart = make_buffer(t, 4096);
@@ -607,6 +672,10 @@ static void bad_arguments_are_refused(const struct target *t)
         t->lib.lk_sum_shards(packed.far, 3, UINT64_MAX / 2, 10, apart.far, LK_BF16, NULL, NULL));
 #undef REFUSED
     CHECK(t->lib.lk_cast_pack(NULL, 0, NULL, NULL, LK_NEAREST, NULL, NULL) == 0);
+    CHECK(t->lib.lk_compare(apart.far, packed.far, 1, (enum lk_type)3, apart.far, (void *)apart.far,
+                            NULL) == -EINVAL);
+    CHECK(t->lib.lk_compare(apart.far, packed.far + 2, 1, LK_FP32, apart.far, (void *)apart.far,
+                            NULL) == -EINVAL);
     CHECK(t->lib.lk_sum_shards(packed.far, 2, 0, 0, apart.far, LK_BF16, NULL, NULL) == 0);
     CHECK(t->lib.lk_error_text(-EINVAL)[0] && t->lib.lk_error_text(0)[0]);
     drop(&apart);
@@ -624,5 +693,6 @@ void check_behaviours(const struct target *t)
     stochastic_rounding_is_unbiased(t);
     sums_follow_the_reference(t);
     a_sum_may_replace_one_of_its_shards(t);
+    differences_are_measured(t);
     bad_arguments_are_refused(t);
 }
