@@ -49,6 +49,14 @@ struct lc_ledger {
     /* Counted by the device, so that replays of graphs count, too; known when the communicator has ended in order. */
     uint64_t ring_sent;   /* bytes written to peers */
     uint64_t ring_elided; /* bytes not written because they were zero */
+
+    /* Calls beside which NCCL's own were made (verify.h). */
+    uint64_t verify_begun;  /* comparisons launched */
+    uint64_t verified;      /* of them, looked at */
+    uint64_t verify_unlike; /* of those, more apart than rounding explains */
+    uint64_t verify_passed; /* calls that could not be compared */
+    uint64_t
+        verify_worst; /* largest relative error in units of 1e-9; the last word: the larger one is kept, not the sum */
 };
 
 static inline unsigned lc_bucket(uint64_t value)
@@ -76,6 +84,9 @@ static inline void lc_ledger_add(struct lc_ledger *ledger, enum lc_op_kind kind,
 
 /* Adds what `from` holds now to `into`; both may be in use. */
 void lc_ledger_merge(struct lc_ledger *into, const struct lc_ledger *from);
+
+/* A relative error, for verify_worst. */
+void lc_ledger_worst(struct lc_ledger *ledger, uint64_t worst);
 
 /* Nobody else may use it. */
 void lc_ledger_clear(struct lc_ledger *ledger);

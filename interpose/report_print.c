@@ -88,6 +88,13 @@ static void print_ledger(const struct lc_ledger *ledger, FILE *out)
     if (ledger->ring_sent || ledger->ring_elided)
         fprintf(out, "    through rings: %s written to peers, %s not written, being zero\n",
                 human(ledger->ring_sent, sent), human(ledger->ring_elided, asked));
+    if (ledger->verify_begun || ledger->verify_passed)
+        fprintf(out,
+                "    verified beside NCCL: %" PRIu64 " of %" PRIu64 " calls, %" PRIu64
+                " differ by more than rounding explains, largest relative error %.1e; %" PRIu64
+                " calls were not\n",
+                ledger->verified, ledger->verify_begun, ledger->verify_unlike,
+                (double)ledger->verify_worst / 1e9, ledger->verify_passed);
 }
 
 static void print_comm(const struct lc_report_comm *comm, FILE *out)
@@ -216,6 +223,23 @@ static void json_buckets(struct lc_json *json, const char *key, const uint64_t *
     lc_json_end(json);
 }
 
+static void json_verify(struct lc_json *json, const struct lc_ledger *ledger)
+{
+    lc_json_key(json, "verify");
+    lc_json_object(json);
+    lc_json_key(json, "begun");
+    lc_json_uint(json, ledger->verify_begun);
+    lc_json_key(json, "verified");
+    lc_json_uint(json, ledger->verified);
+    lc_json_key(json, "unlike");
+    lc_json_uint(json, ledger->verify_unlike);
+    lc_json_key(json, "not_verified");
+    lc_json_uint(json, ledger->verify_passed);
+    lc_json_key(json, "largest_relative_error");
+    lc_json_double(json, (double)ledger->verify_worst / 1e9);
+    lc_json_end(json);
+}
+
 static void json_ledger(struct lc_json *json, const struct lc_ledger *ledger)
 {
     lc_json_key(json, "operations");
@@ -251,15 +275,17 @@ static void json_ledger(struct lc_json *json, const struct lc_ledger *ledger)
         lc_json_end(json);
     }
     lc_json_end(json);
-    if (!ledger->ring_sent && !ledger->ring_elided)
-        return;
-    lc_json_key(json, "rings");
-    lc_json_object(json);
-    lc_json_key(json, "bytes_written");
-    lc_json_uint(json, ledger->ring_sent);
-    lc_json_key(json, "bytes_elided");
-    lc_json_uint(json, ledger->ring_elided);
-    lc_json_end(json);
+    if (ledger->ring_sent || ledger->ring_elided) {
+        lc_json_key(json, "rings");
+        lc_json_object(json);
+        lc_json_key(json, "bytes_written");
+        lc_json_uint(json, ledger->ring_sent);
+        lc_json_key(json, "bytes_elided");
+        lc_json_uint(json, ledger->ring_elided);
+        lc_json_end(json);
+    }
+    if (ledger->verify_begun || ledger->verify_passed)
+        json_verify(json, ledger);
 }
 
 static void json_comm(struct lc_json *json, const struct lc_report_comm *comm)

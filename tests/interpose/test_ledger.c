@@ -57,7 +57,12 @@ static void merging_adds_up(void)
     lc_ledger_add(&a, LC_OP_RECV, LC_NCCL_NO_FASTER_PATH, 5, 3);
     lc_ledger_add(&b, LC_OP_RECV, LC_NCCL_NO_FASTER_PATH, 5, 4);
     lc_ledger_add(&b, LC_OP_ALL_REDUCE, LC_NCCL_NO_FASTER_PATH, 1, 1);
+    b.verify_unlike = 2;
+    lc_ledger_worst(&a, 7);
+    lc_ledger_worst(&b, 9);
+    lc_ledger_worst(&b, 8);
     lc_ledger_merge(&a, &b);
+    CHECK(a.verify_unlike == 2 && a.verify_worst == 9); /* but of errors the worst is kept */
     CHECK(lc_ledger_calls(&a) == 3);
     CHECK(a.op[LC_OP_RECV].by[0].calls == 2 && a.op[LC_OP_RECV].by[0].asked == 10);
     CHECK(a.op[LC_OP_RECV].by[0].sent == 7 && a.op[LC_OP_RECV].sizes[3] == 2);

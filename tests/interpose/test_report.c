@@ -53,6 +53,11 @@ int main(int argc, char **argv)
                   lc_outcome_sent(LC_RINGS_BF16, 1 << 20));
     comms[2].ledger.ring_sent = 600000;
     comms[2].ledger.ring_elided = 300000;
+    comms[2].ledger.verify_begun = 12;
+    comms[2].ledger.verified = 11;
+    comms[2].ledger.verify_unlike = 1;
+    comms[2].ledger.verify_passed = 3;
+    lc_ledger_worst(&comms[2].ledger, 1700000);
     lc_ledger_add(&report.others, LC_OP_SEND, LC_NCCL_NO_FASTER_PATH, 3, 3);
     report.groups.sizes[0] = 1;
     report.groups.sizes[1] = 2;
