@@ -6,6 +6,7 @@
 #include "interpose/process.h"
 #include "interpose/reduce.h"
 #include "interpose/rings.h"
+#include "interpose/verify.h"
 
 #include <stdlib.h>
 
@@ -42,6 +43,7 @@ struct batch {
     const struct item *first;
     struct member *member;
     struct part *parts;
+    struct lc_check *checks; /* of the parts; NULL: none is verified */
     size_t n;
     uint64_t length;
     char *packed, *second;
@@ -263,6 +265,7 @@ static void free_batch(struct batch *batch)
     if (!batch)
         return;
     free(batch->parts);
+    free(batch->checks);
     free(batch);
 }
 
@@ -407,6 +410,51 @@ static int launch(const struct batch *batch)
     return err;
 }
 
+/* The program's call, as it is made beside ours. */
+static struct lc_op plain_op(const struct batch *batch, size_t part)
+{
+    struct lc_op op = batch->parts[part].item->op;
+
+    op.stream = stream_of(batch);
+    return op;
+}
+
+/* Those that go in one piece also go through NCCL. What takes rings begins at once, the group's calls at its end. */
+static ncclResult_t verify(struct batch *batch, const struct lc_span *span,
+                           const struct lc_real *real)
+{
+    struct lc_checked how = { .captured = span->capture != 0,
+                              .grouped = true,
+                              .first = is_rings(batch) };
+    ncclResult_t result = ncclSuccess;
+
+    if (!lc_verify_wants(span->reducer))
+        return ncclSuccess;
+    batch->checks = calloc(batch->n, sizeof(*batch->checks));
+    if (!batch->checks)
+        return failed(batch->first->op.comm, "out of memory");
+    for (size_t i = 0; result == ncclSuccess && i < batch->n; i++) {
+        struct lc_op op = plain_op(batch, i);
+
+        if (batch->parts[i].count == op.count)
+            result = lc_verify_plain(span->reducer, &op, &how, real, &batch->checks[i]);
+        else if (batch->parts[i].send == op.send)
+            lc_verify_pass(span->reducer);
+    }
+    return result;
+}
+
+static int compare(const struct batch *batch)
+{
+    for (size_t i = 0; i < batch->n; i++) {
+        struct lc_op op = plain_op(batch, i);
+
+        lc_verify_compare(op.comm->reducer, &batch->checks[i], &op,
+                          batch->parts[i].item->choice.outcome);
+    }
+    return 0;
+}
+
 /* NCCL's call inside the group. */
 static ncclResult_t call(const struct batch *batch, const struct lc_real *real)
 {
@@ -545,7 +593,7 @@ static ncclResult_t leave(const struct member *member)
 
 /* ---- a round: as many batches as the scratches hold ---- */
 
-static ncclResult_t start(const struct batch *batch, const struct lc_real *real)
+static ncclResult_t start(struct batch *batch, const struct lc_real *real)
 {
     struct lc_span span;
     int err = lc_span_begin(batch->first->op.comm->reducer, stream_of(batch), &span);
@@ -555,6 +603,8 @@ static ncclResult_t start(const struct batch *batch, const struct lc_real *real)
         return cuda_failed(batch->first->op.comm, err);
     batch->member->rings |= is_rings(batch);
     result = begin(batch->member, &span);
+    if (result == ncclSuccess)
+        result = verify(batch, &span, real);
     if (result == ncclSuccess) {
         err = is_rings(batch) ? launch(batch) : pack(batch);
         result = err               ? cuda_failed(batch->first->op.comm, err)
@@ -708,6 +758,8 @@ static ncclResult_t finish_round(struct lc_gather *gather, ncclResult_t result,
 
     if (result == ncclSuccess)
         result = finish_batches(batch, real);
+    for (const struct batch *b = batch; b && result == ncclSuccess; b = b->next)
+        result = b->checks ? step(b, compare) : ncclSuccess;
     gather->inside = NULL;
     while (batch) {
         struct batch *next = batch->next;
@@ -715,8 +767,13 @@ static ncclResult_t finish_round(struct lc_gather *gather, ncclResult_t result,
         free_batch(batch);
         batch = next;
     }
-    for (size_t i = 0; i < gather->members_n; i++)
+    for (size_t i = 0; i < gather->members_n; i++) {
+        struct lc_reducer *reducer = gather->members[i]->comm->reducer;
+
         gather->members[i]->used = 0;
+        if (reducer)
+            lc_verify_reuse(reducer);
+    }
     return result;
 }
 

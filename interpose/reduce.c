@@ -7,6 +7,7 @@
 #include "interpose/comm.h"
 #include "interpose/peers.h"
 #include "interpose/process.h"
+#include "interpose/verify.h"
 
 #include <poll.h>
 #include <stdatomic.h>
@@ -157,9 +158,11 @@ static void free_parts(struct lc_reducer *reducer)
     if (reducer->serial && !is_idle(reducer)) {
         lc_warn("device %d: %zu MB of scratch are still in use and stay allocated", reducer->device,
                 reducer->bytes >> 20);
+        lc_verify_detach(reducer->verify);
         lc_peers_detach(reducer->peers);
         return;
     }
+    lc_verify_free(reducer->verify);
     lc_peers_free(reducer->peers);
     if (reducer->scratch)
         (void)backend->cudaFree(reducer->scratch);
@@ -201,6 +204,7 @@ void lc_reducer_free(struct lc_reducer *reducer, bool at_once)
     if (at_once) {
         lc_info("device %d: %zu MB of scratch are kept for another communicator", reducer->device,
                 reducer->bytes >> 20);
+        lc_verify_detach(reducer->verify);
         lc_peers_detach(reducer->peers);
         keep(reducer);
         return;
@@ -510,6 +514,7 @@ ncclResult_t lc_reduce_cast(const struct lc_op *op, const struct lc_redop *redop
                                                                        : all_reduce_piece;
     uint64_t most = piece(&cast);
     ncclResult_t result = ncclSuccess;
+    struct lc_check check = { 0 };
     struct lc_span span;
     int err = lc_span_begin(cast.reducer, op->stream, &span);
     int recorded;
@@ -517,8 +522,13 @@ ncclResult_t lc_reduce_cast(const struct lc_op *op, const struct lc_redop *redop
     if (err)
         return failed(&cast, err);
     err = lc_span_wait(&span);
+    if (!err)
+        result = lc_verify_plain(
+            cast.reducer, op, &(struct lc_checked){ .captured = span.capture != 0 }, real, &check);
     for (uint64_t at = 0; !err && result == ncclSuccess && at < op->count; at += most)
         result = run(&cast, at, op->count - at < most ? op->count - at : most);
+    if (!err && result == ncclSuccess)
+        lc_verify_compare(cast.reducer, &check, op, LC_CAST_BF16);
     recorded = lc_span_record(&span); /* also behind a part of the work */
     lc_span_end(&span);
     err = err ? err : recorded;

@@ -7,6 +7,7 @@
 #include "interpose/peers.h"
 #include "interpose/process.h"
 #include "interpose/reduce.h"
+#include "interpose/verify.h"
 
 /* Where the factor of an average or a sum with one belongs. Of fp32 and bf16, which have room for small numbers, before
  * the sum, as in NCCL: sums of large ones then stay in range. Behind it where it would cost bits of what travels. */
@@ -74,22 +75,30 @@ static ncclResult_t failed(const struct lc_op *op, int err)
 }
 
 ncclResult_t lc_reduce_rings(struct lc_op *op, const struct lc_redop *redop,
-                             const struct lc_choice *choice)
+                             const struct lc_choice *choice, const struct lc_real *real)
 {
+    struct lc_reducer *reducer = op->comm->reducer;
     struct lk_buffers buffers = { op->send, op->recv, op->count };
     enum lc_outcome outcome = choice->outcome;
+    ncclResult_t result = ncclSuccess;
+    struct lc_check check = { 0 };
     struct lc_span span;
-    int err = lc_span_begin(op->comm->reducer, op->stream, &span);
+    int err = lc_span_begin(reducer, op->stream, &span);
     int recorded;
 
     if (err)
         return failed(op, err);
     err = lc_span_wait(&span);
     if (!err)
+        result = lc_verify_plain(reducer, op, &(struct lc_checked){ .captured = span.capture != 0 },
+                                 real, &check);
+    if (!err && result == ncclSuccess)
         err = lc_rings_launch(op, redop, &buffers, 1, op->stream, &outcome);
+    if (!err && result == ncclSuccess)
+        lc_verify_compare(reducer, &check, op, outcome);
     recorded = lc_span_record(&span);
     lc_span_end(&span);
     op->outcome = (int)outcome;
     err = err ? err : recorded;
-    return err ? failed(op, err) : ncclSuccess;
+    return err ? failed(op, err) : result;
 }

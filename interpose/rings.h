@@ -6,6 +6,7 @@
 
 #include "interpose/op.h"
 #include "interpose/policy.h"
+#include "interpose/real.h"
 
 #include "kernels/rings.h"
 
@@ -19,6 +20,6 @@ int lc_rings_launch(const struct lc_op *op, const struct lc_redop *redop,
 
 /* One all-reduce or reduce-scatter outside of a group. */
 ncclResult_t lc_reduce_rings(struct lc_op *op, const struct lc_redop *redop,
-                             const struct lc_choice *choice);
+                             const struct lc_choice *choice, const struct lc_real *real);
 
 #endif

@@ -10,6 +10,7 @@
 #include "interpose/process.h"
 #include "interpose/reduce.h"
 #include "interpose/rings.h"
+#include "interpose/verify.h"
 
 #define PACKING_ONLY ((size_t)16 << 20)
 
@@ -97,11 +98,12 @@ static bool is_set_up(struct lc_comm *comm, cudaStream_t stream)
     if (!comm->reducer) {
         reducer = lc_reducer_new(device, stream, scratch_size(comm->facts.ranks));
         atomic_store_explicit(&comm->reducer, reducer, memory_order_release);
+        comm->no_setup = !reducer || !lc_verify_set_up(reducer, stream, &comm->ledger,
+                                                       comm->facts.rank, comm->facts.ranks);
     }
-    comm->no_setup = !comm->reducer;
     if (comm->no_setup)
         lc_peers_refuse(lc_agree_room(comm->agree));
-    comm->set_up = comm->reducer && has_tried_rings(comm, device);
+    comm->set_up = !comm->no_setup && has_tried_rings(comm, device);
     return comm->set_up;
 }
 
@@ -165,7 +167,7 @@ static void route_reduction(struct lc_op *op, const struct lc_real *real)
     op->outcome = (int)choice.outcome;
     lc_progress_path(&comm->progress, (uint8_t)choice.outcome);
     if (!now.grouped) {
-        settle(op, choice.path == LC_PATH_RINGS ? lc_reduce_rings(op, &now.redop, &choice)
+        settle(op, choice.path == LC_PATH_RINGS ? lc_reduce_rings(op, &now.redop, &choice, real)
                                                 : lc_reduce_cast(op, &now.redop, real));
         return;
     }
