@@ -133,8 +133,12 @@ static int open_sets(struct lc_bench *bench)
 static int run_cases(struct lc_bench *bench, const struct lc_bench_case *cases, int count,
                      struct lc_bench_output *output)
 {
-    struct lc_deadline end = lc_deadline_in_ms((int64_t)(bench->options->budget_s * 1000));
+    struct lc_deadline end;
+    int settled = lc_bench_settle(bench, &cases[0], bench->options->settle_s);
 
+    if (settled)
+        return settled;
+    end = lc_deadline_in_ms((int64_t)(bench->options->budget_s * 1000));
     for (int i = 0; i < count; i++) {
         struct lc_bench_result result;
         double left_s = lc_deadline_left_ms(end) / 1e3;

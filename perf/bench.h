@@ -84,6 +84,7 @@ struct lc_bench_options {
     int tensors;
     unsigned bits;
     double budget_s;
+    double settle_s;
     int timeout_s;
     uint64_t seed;
     size_t rotate; /* SIZE_MAX: twice the GPU's L2 */
@@ -287,6 +288,8 @@ struct lc_bench {
  * free; after a failure there is none. */
 int lc_bench_measure(struct lc_bench *bench, const struct lc_bench_case *kase, double budget_s,
                      struct lc_bench_result *out);
+/* Calls of one case for that long that nobody counts. */
+int lc_bench_settle(struct lc_bench *bench, const struct lc_bench_case *kase, double seconds);
 void lc_bench_result_free(struct lc_bench_result *result);
 
 /* output.c: the table, the JSON and the CSV file. */

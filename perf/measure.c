@@ -188,6 +188,33 @@ static int round_of_turns(struct lc_bench *bench, const struct plan *plan, int r
     return 0;
 }
 
+int lc_bench_settle(struct lc_bench *bench, const struct lc_bench_case *kase, double seconds)
+{
+    const struct lc_bench_request request = { .kind = LC_BENCH_ASK_RUN,
+                                              .iters = MAX_ITERS,
+                                              .inner = kase->inplace ? 1 : 8 };
+    struct lc_deadline end = lc_deadline_in_ms((int64_t)(seconds * 1000));
+    bool more = seconds > 0;
+    char what[128];
+    double us[MAX_ITERS];
+    int slots;
+    int err = 0;
+
+    lc_bench_case_text(kase, what, sizeof(what));
+    if (more)
+        err = prepare(bench, kase, what, &slots);
+    while (more && !err) {
+        for (int v = 0; v < LC_BENCH_VARIANTS && !err; v++) {
+            if (bench->sets[v].count)
+                err = turn(bench, v, &request, what, us);
+        }
+        more = !lc_deadline_passed(end);
+        if (!err)
+            err = bench->boot.ops->bcast(&bench->boot, &more, sizeof(more));
+    }
+    return err;
+}
+
 void lc_bench_result_free(struct lc_bench_result *result)
 {
     for (int v = 0; v < LC_BENCH_VARIANTS; v++)

@@ -32,6 +32,8 @@ static const char usage_text[] =
     "                               8 are exact through a bf16 wire\n"
     "  --rounds N --iters N --warmup N   turns of each variant, samples and untimed calls of a turn\n"
     "  --budget SECONDS             what is not given above is chosen to last about this long (60)\n"
+    "  --settle SECONDS             first so long calls of the first case that do not count (0): what\n"
+    "                               ranks agree on at their calls is in force then\n"
     "  --rotate BYTES               use several buffers in turn, this much in all (twice the L2)\n"
     "  --timeout SECONDS            longest wait for a rank (60)\n"
     "  --seed N                     of the data (1)\n"
@@ -57,6 +59,7 @@ enum option_id {
     OPT_ITERS,
     OPT_WARMUP,
     OPT_BUDGET,
+    OPT_SETTLE,
     OPT_ROTATE,
     OPT_TIMEOUT,
     OPT_SEED,
@@ -82,6 +85,7 @@ static const struct option long_options[] = {
     { "iters",      required_argument, NULL, OPT_ITERS     },
     { "warmup",     required_argument, NULL, OPT_WARMUP    },
     { "budget",     required_argument, NULL, OPT_BUDGET    },
+    { "settle",     required_argument, NULL, OPT_SETTLE    },
     { "rotate",     required_argument, NULL, OPT_ROTATE    },
     { "timeout",    required_argument, NULL, OPT_TIMEOUT   },
     { "seed",       required_argument, NULL, OPT_SEED      },
@@ -314,6 +318,7 @@ static int parse_one(int id, const char *text, struct lc_bench_options *o)
         return err || o->iters > LC_BENCH_MAX_ITERS ? -EINVAL : 0;
     case OPT_WARMUP: return parse_int(text, 0, &o->warmup);
     case OPT_BUDGET: return parse_share(text, 0.1, 1e6, &o->budget_s);
+    case OPT_SETTLE: return parse_share(text, 0, 1e6, &o->settle_s);
     case OPT_ROTATE: return lc_parse_size(text, &o->rotate);
     case OPT_TIMEOUT: return parse_int(text, 1, &o->timeout_s);
     case OPT_SEED: return parse_seed(text, &o->seed);
