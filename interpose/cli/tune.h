@@ -1,19 +1,190 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * `loongcomm tune`: measures what is fastest on this machine and writes a profile, or says what a profile and the settings
- * make of one call. */
+ * make of one call. One thread. */
 #ifndef LC_CLI_TUNE_H
 #define LC_CLI_TUNE_H
 
 #include "common/profile.h"
 
+#include <limits.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 
-#define LC_TUNE_LINE 192 /* room for a rule as a line */
+#define LC_TUNE_LINE   192 /* room for a rule, or a step, as a line */
+#define LC_TUNE_STEPS  64
+#define LC_TUNE_SIZES  32                  /* that one step measures, at most */
+#define LC_TUNE_POINTS (2 * LC_TUNE_SIZES) /* the sizes and what is between them */
 
-/* What `--explain` is asked. NULL or 0: not given. */
+/* What a side of loongcomm-bench is compared with plain NCCL for. */
+enum lc_tune_kind {
+    LC_TUNE_EQUAL, /* NCCL again: how far equal sides differ */
+    LC_TUNE_CAST,  /* bf16 through NCCL, which a rule for a bf16 wire competes with */
+    LC_TUNE_RINGS, /* the way is a rule's */
+    LC_TUNE_NCCL,
+    LC_TUNE_KINDS,
+};
+
+struct lc_tune_step {
+    enum lc_tune_kind kind;
+    struct lc_profile_rule
+        way; /* without ranks, nodes and range; EQUAL and CAST: operation and wire alone */
+};
+
+/* Ratios NCCL / side of one size: above 1 the side is faster. */
+struct lc_tune_ratio {
+    double median, p10, p90;
+};
+
+struct lc_tune_figure {
+    int step;
+    uint64_t bytes;
+    struct lc_tune_ratio ratio;
+};
+
+enum lc_tune_state {
+    LC_TUNE_OPEN,
+    LC_TUNE_DONE,
+    LC_TUNE_FAILED,
+};
+
+/* All that has been measured. */
+struct lc_tune_results {
+    char gpu[96];
+    int nccl; /* as ncclGetVersion counts; 0: nothing has run yet, then ranks and nodes are not known either */
+    int ranks, nodes;
+    uint8_t state[LC_TUNE_STEPS]; /* enum lc_tune_state */
+    struct lc_tune_figure *figures;
+    size_t n, room;
+};
+
+/* tune_steps.c: what there is to measure, the most valuable first. */
+extern const struct lc_tune_step lc_tune_steps[];
+extern const int lc_tune_n_steps;
+void lc_tune_step_name(const struct lc_tune_step *step, char *out, size_t size);
+bool lc_tune_step_takes(const struct lc_tune_step *step, uint64_t bytes);
+
+/* tune_state.c. 0 or -errno, after a line on standard error. */
+int lc_tune_add(struct lc_tune_results *results, int step, uint64_t bytes,
+                const struct lc_tune_ratio *ratio);
+int lc_tune_save(const struct lc_tune_results *results, const char *path);
+int lc_tune_load(const char *path,
+                 struct lc_tune_results *out); /* -ENOENT: there is none, silently */
+const struct lc_tune_ratio *lc_tune_find(const struct lc_tune_results *results, int step,
+                                         uint64_t bytes);
+
+/* tune_rules.c: what follows from the figures. Pure. */
+
+/* Rules of one place exclude each other. */
+struct lc_tune_place {
+    enum lc_tune_kind kind; /* RINGS or NCCL */
+    uint8_t op, wire;
+};
+
+struct lc_tune_point {
+    uint64_t bytes;
+    int way;                    /* a step that wins at this size; -1: none */
+    int next;                   /* one that wins here and at the next point, thus in between; -1 */
+    struct lc_tune_ratio won;   /* where way >= 0 */
+    struct lc_tune_ratio least; /* what has to be exceeded */
+};
+
+struct lc_tune_choice {
+    struct lc_tune_place place;
+    struct lc_tune_point point[LC_TUNE_POINTS]; /* ascending */
+    int n;
+};
+
+extern const struct lc_tune_place lc_tune_places[];
+extern const int lc_tune_n_places;
+
+void lc_tune_choose(const struct lc_tune_results *results, const struct lc_tune_place *place,
+                    struct lc_tune_choice *out);
+bool lc_tune_has_rules(const struct lc_tune_choice *choice);
+
+/* What a second look at the chosen rules found: they stay where they win again, `recheck` being the ratios at the
+ * points and between them. */
+struct lc_tune_recheck {
+    uint64_t bytes;
+    struct lc_tune_ratio ratio;
+};
+void lc_tune_confirm(struct lc_tune_choice *choice, const struct lc_tune_recheck *recheck, int n);
+
+/* Sizes that a second look needs. The number. */
+int lc_tune_recheck_sizes(const struct lc_tune_choice *choice, uint64_t *sizes, int max);
+
+/* Rules of a choice, and for each the least and the best ratio of its points. The number, at most LC_TUNE_POINTS * 2. */
+struct lc_tune_rule {
+    struct lc_profile_rule rule;
+    struct lc_tune_ratio worst;
+    double best;
+};
+int lc_tune_rules(const struct lc_tune_choice *choice, int ranks, int nodes,
+                  struct lc_tune_rule *out);
+
+/* tune_bench.c: one comparison by loongcomm-bench. */
+struct lc_tune_tools {
+    char bench[PATH_MAX], plugin[PATH_MAX]; /* of the tuner; "": there is none */
+    char *const *launcher;    /* NULL-terminated words in front of the bench's; NULL */
+    int ranks;                /* 0: as the bench does */
+    char candidate[PATH_MAX]; /* the profile that the second side uses */
+    char json[PATH_MAX];      /* what the bench writes */
+};
+
+struct lc_tune_run {
+    enum lc_tune_kind kind;
+    uint8_t op, wire;
+    bool two_types;        /* fp32 and bf16; the worse ratio of a size counts */
+    const uint64_t *sizes; /* ascending */
+    int n_sizes;
+    double budget_s;
+    double settle_s; /* before, for ranks to agree */
+};
+
+struct lc_tune_found {
+    int nccl, ranks, nodes;
+    struct lc_tune_recheck at[LC_TUNE_POINTS];
+    int n;
+    char why[512]; /* of a failure */
+};
+
+int lc_tune_find_tools(
+    struct lc_tune_tools *out); /* 0, or -ENOENT after a line on standard error */
+int lc_tune_compare(const struct lc_tune_tools *tools, const struct lc_tune_run *run,
+                    struct lc_tune_found *out);
+
+/* tune_output.c */
+
+/* Rules of a profile that is there already for this machine, for other ranks or nodes, stay. */
+int lc_tune_write_profile(const char *path, const struct lc_tune_results *results,
+                          const struct lc_tune_rule *rules, int n);
+
+/* The same without looking at what is there. */
+int lc_tune_write_rules(const char *path, const struct lc_tune_results *results,
+                        const struct lc_tune_rule *rules, int n);
+
+/* 0, or -EEXIST after a line on standard error: the file is another machine's, or no profile. */
+int lc_tune_check_out(const char *path, const struct lc_tune_results *results);
+
+/* One rule for one step, over all sizes. */
+int lc_tune_write_candidate(const char *path, const struct lc_tune_results *results,
+                            const struct lc_tune_step *step);
+void lc_tune_print_figures(const char *name, const struct lc_tune_found *found);
+
+struct lc_tune_summary {
+    const char *out;
+    const struct lc_tune_rule *rules;
+    int n;
+    int open; /* steps that time did not allow */
+};
+void lc_tune_print_summary(const struct lc_tune_results *results,
+                           const struct lc_tune_summary *summary);
+void lc_tune_print_json(const struct lc_tune_results *results,
+                        const struct lc_tune_summary *summary);
+
+/* explain.c: what `--explain` is asked. NULL or 0: not given. */
 struct lc_tune_question {
     const char *size, *op, *type, *profile;
     int ranks, nodes;

@@ -1,0 +1,285 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Which rules follow from what was measured. */
+#include "interpose/cli/tune.h"
+
+#include <math.h>
+#include <string.h>
+
+/* A rule has to gain this much in nine of ten rounds. */
+#define GAIN 1.02
+
+/* Of ways as good as this, the one that leaves more of the GPU to others is taken. */
+#define AS_GOOD 0.98
+
+const struct lc_tune_place lc_tune_places[] = {
+    {LC_TUNE_RINGS,  LC_PROFILE_ALL_REDUCE,     0},
+    { LC_TUNE_RINGS, LC_PROFILE_ALL_REDUCE,     1},
+    { LC_TUNE_RINGS, LC_PROFILE_REDUCE_SCATTER, 0},
+    { LC_TUNE_RINGS, LC_PROFILE_REDUCE_SCATTER, 1},
+    { LC_TUNE_NCCL,  LC_PROFILE_ALL_REDUCE,     0},
+    { LC_TUNE_NCCL,  LC_PROFILE_REDUCE_SCATTER, 0},
+    { LC_TUNE_NCCL,  LC_PROFILE_ALL_GATHER,     0},
+};
+const int lc_tune_n_places = (int)(sizeof(lc_tune_places) / sizeof(*lc_tune_places));
+
+static int step_of(enum lc_tune_kind kind, uint8_t op)
+{
+    for (int i = 0; i < lc_tune_n_steps; i++) {
+        if (lc_tune_steps[i].kind == kind && lc_tune_steps[i].way.op == op)
+            return i;
+    }
+    return -1;
+}
+
+static double larger(double a, double b)
+{
+    return a > b ? a : b;
+}
+
+/* What a way has to exceed at a size: by its p10 `p10`, by its median `p90`, up to which equal sides differ by chance. False:
+ * that is not known, so nothing can be said. */
+static bool baseline(const struct lc_tune_results *results, const struct lc_tune_place *place,
+                     uint64_t bytes, struct lc_tune_ratio *out)
+{
+    const struct lc_tune_ratio *equal = lc_tune_find(results, step_of(LC_TUNE_EQUAL, place->op),
+                                                     bytes);
+    const struct lc_tune_ratio *cast = NULL;
+
+    if (!equal)
+        return false;
+    *out = (struct lc_tune_ratio){ 1, GAIN, equal->p90 };
+    if (place->kind != LC_TUNE_RINGS || !place->wire)
+        return true;
+    cast = lc_tune_find(results, step_of(LC_TUNE_CAST, place->op), bytes);
+    if (!cast)
+        return false;
+    out->median = larger(1, cast->median);
+    out->p10 = out->median * GAIN;
+    out->p90 = larger(equal->p90, cast->p90);
+    return true;
+}
+
+static bool wins(const struct lc_tune_ratio *ratio, const struct lc_tune_ratio *least)
+{
+    return ratio && ratio->p10 > least->p10 && ratio->median > least->p90;
+}
+
+static bool is_of(const struct lc_tune_step *step, const struct lc_tune_place *place)
+{
+    return step->kind == place->kind && step->way.op == place->op &&
+           (place->kind == LC_TUNE_NCCL || step->way.protocol == place->wire);
+}
+
+static const struct lc_tune_ratio *winner_at(const struct lc_tune_results *results, int step,
+                                             const struct lc_tune_point *point)
+{
+    const struct lc_tune_ratio *ratio = lc_tune_find(results, step, point->bytes);
+
+    return wins(ratio, &point->least) ? ratio : NULL;
+}
+
+/* The best way that wins at the point and, unless it is NULL, at the other; -1. */
+static int best_way(const struct lc_tune_results *results, const struct lc_tune_place *place,
+                    const struct lc_tune_point *point, const struct lc_tune_point *other)
+{
+    double score = 0;
+    int best = -1;
+
+    for (int i = 0; i < lc_tune_n_steps; i++) {
+        const struct lc_tune_ratio *here, *there;
+        double value, slack = 1;
+
+        if (!is_of(&lc_tune_steps[i], place) || !(here = winner_at(results, i, point)))
+            continue;
+        there = other ? winner_at(results, i, other) : here;
+        if (!there)
+            continue;
+        value = here->median < there->median ? here->median : there->median;
+        if (best >= 0 && place->kind == LC_TUNE_RINGS)
+            slack = lc_tune_steps[i].way.width < lc_tune_steps[best].way.width   ? AS_GOOD
+                    : lc_tune_steps[i].way.width > lc_tune_steps[best].way.width ? 1 / AS_GOOD
+                                                                                 : 1;
+        if (value > score * slack) {
+            best = i;
+            score = value;
+        }
+    }
+    return best;
+}
+
+/* Ascending sizes at which anything was measured for the operation, and what has to be exceeded there. */
+static void list_points(const struct lc_tune_results *results, struct lc_tune_choice *choice)
+{
+    int equal = step_of(LC_TUNE_EQUAL, choice->place.op);
+
+    for (size_t i = 0; i < results->n && choice->n < LC_TUNE_SIZES; i++) {
+        struct lc_tune_point point = { .bytes = results->figures[i].bytes, .way = -1, .next = -1 };
+        int at = choice->n;
+
+        if (results->figures[i].step != equal ||
+            !baseline(results, &choice->place, point.bytes, &point.least))
+            continue;
+        while (at > 0 && choice->point[at - 1].bytes > point.bytes) {
+            choice->point[at] = choice->point[at - 1];
+            at--;
+        }
+        choice->point[at] = point;
+        choice->n++;
+    }
+}
+
+/* A way that reaches on to a neighbour is taken at the point, too, if it is as good there. */
+static int settle(const struct lc_tune_results *results, const struct lc_tune_choice *choice, int i)
+{
+    const struct lc_tune_point *point = &choice->point[i];
+    int best = best_way(results, &choice->place, point, NULL);
+    const int reaching[] = { point->next, i > 0 ? choice->point[i - 1].next : -1 };
+
+    for (int k = 0; k < 2; k++) {
+        if (reaching[k] >= 0 && lc_tune_find(results, reaching[k], point->bytes)->median >=
+                                    AS_GOOD * lc_tune_find(results, best, point->bytes)->median)
+            return reaching[k];
+    }
+    return best;
+}
+
+void lc_tune_choose(const struct lc_tune_results *results, const struct lc_tune_place *place,
+                    struct lc_tune_choice *out)
+{
+    memset(out, 0, sizeof(*out));
+    out->place = *place;
+    list_points(results, out);
+    for (int i = 0; i + 1 < out->n; i++)
+        out->point[i].next = best_way(results, place, &out->point[i], &out->point[i + 1]);
+    for (int i = 0; i < out->n; i++) {
+        struct lc_tune_point *point = &out->point[i];
+
+        point->way = settle(results, out, i);
+        if (point->way >= 0)
+            point->won = *lc_tune_find(results, point->way, point->bytes);
+    }
+}
+
+bool lc_tune_has_rules(const struct lc_tune_choice *choice)
+{
+    for (int i = 0; i < choice->n; i++) {
+        if (choice->point[i].way >= 0)
+            return true;
+    }
+    return false;
+}
+
+static uint64_t between(uint64_t a, uint64_t b)
+{
+    uint64_t middle = (uint64_t)sqrt((double)a * (double)b);
+
+    return middle - middle % 512;
+}
+
+int lc_tune_recheck_sizes(const struct lc_tune_choice *choice, uint64_t *sizes, int max)
+{
+    int n = 0;
+
+    for (int i = 0; i < choice->n && n < max; i++) {
+        const struct lc_tune_point *point = &choice->point[i];
+
+        if (point->way >= 0)
+            sizes[n++] = point->bytes;
+        if (point->next >= 0 && n < max &&
+            between(point->bytes, choice->point[i + 1].bytes) > point->bytes)
+            sizes[n++] = between(point->bytes, choice->point[i + 1].bytes);
+    }
+    return n;
+}
+
+static const struct lc_tune_recheck *find_recheck(const struct lc_tune_recheck *recheck, int n,
+                                                  uint64_t bytes)
+{
+    for (int i = 0; i < n; i++) {
+        if (recheck[i].bytes == bytes)
+            return &recheck[i];
+    }
+    return NULL;
+}
+
+/* Whatever was looked at between two points must win there as well. */
+static bool wins_between(const struct lc_tune_point *a, const struct lc_tune_point *b,
+                         const struct lc_tune_recheck *recheck, int n)
+{
+    const struct lc_tune_ratio least = { 0, larger(a->least.p10, b->least.p10),
+                                         larger(a->least.p90, b->least.p90) };
+    bool seen = between(a->bytes, b->bytes) <= a->bytes;
+
+    for (int i = 0; i < n; i++) {
+        if (recheck[i].bytes <= a->bytes || recheck[i].bytes >= b->bytes)
+            continue;
+        if (!wins(&recheck[i].ratio, &least))
+            return false;
+        seen = true;
+    }
+    return seen;
+}
+
+void lc_tune_confirm(struct lc_tune_choice *choice, const struct lc_tune_recheck *recheck, int n)
+{
+    for (int i = 0; i < choice->n; i++) {
+        struct lc_tune_point *point = &choice->point[i];
+        const struct lc_tune_recheck *again = find_recheck(recheck, n, point->bytes);
+
+        if (point->way < 0)
+            continue;
+        if (again && wins(&again->ratio, &point->least))
+            point->won = again->ratio;
+        else
+            point->way = -1;
+    }
+    for (int i = 0; i < choice->n; i++) {
+        struct lc_tune_point *point = &choice->point[i];
+
+        if (point->next >= 0 && (point->way < 0 || choice->point[i + 1].way < 0 ||
+                                 !wins_between(point, &choice->point[i + 1], recheck, n)))
+            point->next = -1;
+    }
+}
+
+/* Appends a range, to the last rule if it goes on. `point`: what was measured in it, or NULL. */
+static int extend(struct lc_tune_rule *rules, int n, int way, uint64_t from, uint64_t to,
+                  const struct lc_tune_point *point)
+{
+    struct lc_tune_rule *last = n ? &rules[n - 1] : NULL;
+    struct lc_profile_rule rule = lc_tune_steps[way].way;
+
+    if (!last || last->rule.to != from || last->rule.algorithm != rule.algorithm ||
+        last->rule.protocol != rule.protocol || last->rule.width != rule.width) {
+        last = &rules[n++];
+        *last = (struct lc_tune_rule){ .rule = rule, .worst.p10 = INFINITY };
+        last->rule.from = from;
+    }
+    last->rule.to = to;
+    if (point && point->way == way && point->won.p10 < last->worst.p10)
+        last->worst = point->won;
+    if (point && point->way == way)
+        last->best = larger(last->best, point->won.median);
+    return n;
+}
+
+int lc_tune_rules(const struct lc_tune_choice *choice, int ranks, int nodes,
+                  struct lc_tune_rule *out)
+{
+    int n = 0;
+
+    for (int i = 0; i < choice->n; i++) {
+        const struct lc_tune_point *point = &choice->point[i];
+
+        if (point->way >= 0)
+            n = extend(out, n, point->way, point->bytes, point->bytes + 1, point);
+        if (point->next >= 0)
+            n = extend(out, n, point->next, point->bytes + 1, choice->point[i + 1].bytes, NULL);
+    }
+    for (int i = 0; i < n; i++) {
+        out[i].rule.ranks = (uint32_t)ranks;
+        out[i].rule.nodes = choice->place.kind == LC_TUNE_RINGS ? 1 : (uint32_t)nodes;
+    }
+    return n;
+}

@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What has been measured, in memory and in a file beside the profile, so that another call goes on from there:
+ *
+ *     loongcomm.tune/1
+ *     gpu NVIDIA H200
+ *     nccl 22809 ranks 2 nodes 2
+ *     65536 1.012 0.991 1.033
+ *     done rings all-reduce exact two-shot 32
+ *
+ * Figures (bytes; median, p10 and p90 of the ratio) stand in front of the step that they are of, or `failed STEP`.
+ */
+#include "common/cleanup.h"
+#include "interpose/cli/cli.h"
+#include "interpose/cli/tune.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+#include <unistd.h>
+
+#define HEAD "loongcomm.tune/1"
+
+int lc_tune_add(struct lc_tune_results *results, int step, uint64_t bytes,
+                const struct lc_tune_ratio *ratio)
+{
+    if (results->n == results->room) {
+        size_t room = results->room ? results->room * 2 : 256;
+        struct lc_tune_figure *figures = realloc(results->figures, room * sizeof(*figures));
+
+        if (!figures)
+            return -ENOMEM;
+        results->figures = figures;
+        results->room = room;
+    }
+    results->figures[results->n++] = (struct lc_tune_figure){ step, bytes, *ratio };
+    return 0;
+}
+
+const struct lc_tune_ratio *lc_tune_find(const struct lc_tune_results *results, int step,
+                                         uint64_t bytes)
+{
+    for (size_t i = 0; i < results->n; i++) {
+        if (results->figures[i].step == step && results->figures[i].bytes == bytes)
+            return &results->figures[i].ratio;
+    }
+    return NULL;
+}
+
+static void write_step(FILE *out, const struct lc_tune_results *results, int step)
+{
+    char name[LC_TUNE_LINE];
+
+    for (size_t i = 0; i < results->n; i++) {
+        const struct lc_tune_figure *figure = &results->figures[i];
+
+        if (figure->step == step)
+            (void)fprintf(out, "%" PRIu64 " %.6f %.6f %.6f\n", figure->bytes, figure->ratio.median,
+                          figure->ratio.p10, figure->ratio.p90);
+    }
+    lc_tune_step_name(&lc_tune_steps[step], name, sizeof(name));
+    (void)fprintf(out, "%s %s\n", results->state[step] == LC_TUNE_DONE ? "done" : "failed", name);
+}
+
+int lc_tune_save(const struct lc_tune_results *results, const char *path)
+{
+    lc_autofree char *temporary = NULL;
+    FILE *out;
+    int err = 0;
+
+    if (asprintf(&temporary, "%s.tmp%d", path, (int)getpid()) < 0) {
+        temporary = NULL;
+        return -ENOMEM;
+    }
+    out = fopen(temporary, "we");
+    if (out) {
+        (void)fprintf(out, HEAD "\ngpu %s\nnccl %d ranks %d nodes %d\n", results->gpu,
+                      results->nccl, results->ranks, results->nodes);
+        for (int i = 0; i < lc_tune_n_steps; i++) {
+            if (results->state[i] != LC_TUNE_OPEN)
+                write_step(out, results, i);
+        }
+        if (ferror(out))
+            err = -EIO;
+        if (fclose(out) != 0)
+            err = -errno;
+    }
+    if (!out || err || rename(temporary, path) != 0) {
+        err = err ? err : -errno;
+        lc_cli_say("tune: cannot write %s: %s", path, strerror(-err));
+        (void)unlink(temporary);
+    }
+    return err;
+}
+
+static int find_step(const char *name)
+{
+    char own[LC_TUNE_LINE];
+
+    for (int i = 0; i < lc_tune_n_steps; i++) {
+        lc_tune_step_name(&lc_tune_steps[i], own, sizeof(own));
+        if (strcmp(own, name) == 0)
+            return i;
+    }
+    return -1;
+}
+
+/* Figures stand in front of their step: until then they belong to none. */
+static int take_line(struct lc_tune_results *out, char *line, int number, size_t *open)
+{
+    struct lc_tune_ratio ratio;
+    uint64_t bytes;
+    bool failed = strncmp(line, "failed ", 7) == 0;
+    int end = 0;
+    int step;
+
+    if (number == 1)
+        return strcmp(line, HEAD) == 0 ? 0 : -EINVAL;
+    if (number == 2) {
+        if (strncmp(line, "gpu ", 4) != 0 || !line[4] || strlen(line + 4) >= sizeof(out->gpu))
+            return -EINVAL;
+        (void)snprintf(out->gpu, sizeof(out->gpu), "%s", line + 4);
+        return 0;
+    }
+    if (number == 3)
+        return sscanf(line, "nccl %9d ranks %9d nodes %9d%n", &out->nccl, &out->ranks, &out->nodes,
+                      &end) == 3 &&
+                       !line[end] && out->nccl > 0 && out->ranks > 1 && out->nodes > 0 &&
+                       out->nodes <= out->ranks
+                   ? 0
+                   : -EINVAL;
+    if (failed || strncmp(line, "done ", 5) == 0) {
+        step = find_step(line + (failed ? 7 : 5));
+        if (step < 0 || out->state[step] != LC_TUNE_OPEN)
+            return -EINVAL;
+        out->state[step] = failed ? LC_TUNE_FAILED : LC_TUNE_DONE;
+        for (; *open < out->n; ++*open)
+            out->figures[*open].step = step;
+        return 0;
+    }
+    if (sscanf(line, "%19" SCNu64 " %lf %lf %lf%n", &bytes, &ratio.median, &ratio.p10, &ratio.p90,
+               &end) != 4 ||
+        line[end] || bytes == 0 || bytes > (uint64_t)1 << 60 ||
+        !(ratio.p10 > 0 && ratio.median > 0 && ratio.p90 < 1e9 && ratio.median < 1e9 &&
+          ratio.p10 < 1e9) ||
+        out->n > (size_t)LC_TUNE_STEPS * LC_TUNE_SIZES)
+        return -EINVAL;
+    return lc_tune_add(out, -1, bytes, &ratio);
+}
+
+int lc_tune_load(const char *path, struct lc_tune_results *out)
+{
+    lc_autofclose FILE *in = fopen(path, "re");
+    struct lc_tune_results results = { 0 };
+    char line[256];
+    size_t open = 0;
+    int number = 0;
+    int err = 0;
+
+    if (!in) {
+        err = -errno;
+        if (err != -ENOENT)
+            lc_cli_say("tune: cannot read %s: %s", path, strerror(-err));
+        return err;
+    }
+    while (!err && fgets(line, sizeof(line), in)) {
+        size_t length = strlen(line);
+
+        number++;
+        if (!length || line[length - 1] != '\n')
+            err = -EINVAL; /* written whole or not at all */
+        else
+            line[length - 1] = '\0';
+        if (!err)
+            err = take_line(&results, line, number, &open);
+    }
+    if (!err && (number < 3 || open != results.n || ferror(in)))
+        err = -EINVAL;
+    if (err) {
+        lc_cli_say("tune: %s, line %d: not what `loongcomm tune` writes; remove it, or go without "
+                   "--resume",
+                   path, number);
+        free(results.figures);
+        return err;
+    }
+    *out = results;
+    return 0;
+}

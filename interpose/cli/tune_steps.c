@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What `loongcomm tune` tries, in the order of what it may gain. */
+#include "interpose/cli/tune.h"
+
+#define AR LC_PROFILE_ALL_REDUCE
+#define RS LC_PROFILE_REDUCE_SCATTER
+#define AG LC_PROFILE_ALL_GATHER
+
+enum {
+    EXACT,
+    BF16,
+};
+
+/* As NCCL numbers them. */
+enum {
+    TREE = 0,
+    RING = 1,
+    NVLS = 4,
+    PAT = 6,
+};
+enum {
+    LL,
+    LL128,
+    SIMPLE,
+};
+
+#define EQUAL(what)      \
+    {                    \
+        LC_TUNE_EQUAL,   \
+        {                \
+            .op = (what) \
+        }                \
+    }
+#define CAST(what)                         \
+    {                                      \
+        LC_TUNE_CAST,                      \
+        {                                  \
+            .op = (what), .protocol = BF16 \
+        }                                  \
+    }
+#define RINGS(what, wire, kernel, ctas)                                \
+    {                                                                  \
+        LC_TUNE_RINGS,                                                 \
+        {                                                              \
+            .who = LC_PROFILE_RINGS, .op = (what), .protocol = (wire), \
+            .algorithm = LC_PROFILE_##kernel##_SHOT, .width = (ctas)   \
+        }                                                              \
+    }
+#define NCCL(what, how, proto, channels)                                                   \
+    {                                                                                      \
+        LC_TUNE_NCCL,                                                                      \
+        {                                                                                  \
+            .who = LC_PROFILE_NCCL, .op = (what), .algorithm = (how), .protocol = (proto), \
+            .width = (channels)                                                            \
+        }                                                                                  \
+    }
+
+/* Channels are tried for the one protocol that uses many. */
+const struct lc_tune_step lc_tune_steps[] = {
+    EQUAL(AR),
+    RINGS(AR, EXACT, TWO, 32),
+    RINGS(AR, EXACT, ONE, 16),
+    NCCL(AR, TREE, LL, 0),
+    NCCL(AR, RING, LL, 0),
+    NCCL(AR, TREE, SIMPLE, 0),
+    NCCL(AR, RING, SIMPLE, 0),
+    CAST(AR),
+    RINGS(AR, BF16, TWO, 32),
+    RINGS(AR, EXACT, TWO, 16),
+    NCCL(AR, RING, LL128, 0),
+    NCCL(AR, TREE, LL128, 0),
+    EQUAL(RS),
+    RINGS(RS, EXACT, TWO, 32),
+    NCCL(RS, RING, LL, 0),
+    NCCL(RS, RING, SIMPLE, 0),
+    NCCL(RS, PAT, SIMPLE, 0),
+    EQUAL(AG),
+    NCCL(AG, RING, LL, 0),
+    NCCL(AG, RING, SIMPLE, 0),
+    NCCL(AG, PAT, SIMPLE, 0),
+    RINGS(AR, EXACT, ONE, 4),
+    RINGS(AR, EXACT, TWO, 8),
+    RINGS(AR, BF16, TWO, 16),
+    RINGS(AR, BF16, TWO, 8),
+    CAST(RS),
+    RINGS(RS, BF16, TWO, 32),
+    RINGS(RS, EXACT, TWO, 16),
+    RINGS(RS, EXACT, TWO, 8),
+    RINGS(RS, BF16, TWO, 16),
+    NCCL(AR, RING, SIMPLE, 2),
+    NCCL(AR, RING, SIMPLE, 4),
+    NCCL(AR, RING, SIMPLE, 8),
+    NCCL(AR, TREE, SIMPLE, 4),
+    NCCL(AR, NVLS, SIMPLE, 0),
+    NCCL(RS, RING, LL128, 0),
+    NCCL(AG, RING, LL128, 0),
+    NCCL(RS, RING, SIMPLE, 4),
+    NCCL(AG, RING, SIMPLE, 4),
+};
+const int lc_tune_n_steps = (int)(sizeof(lc_tune_steps) / sizeof(*lc_tune_steps));
+_Static_assert(sizeof(lc_tune_steps) / sizeof(*lc_tune_steps) <= LC_TUNE_STEPS, "room for each");
+
+/* One-shot kernels are for what fits their lines; above that they are two-shot ones under another name. */
+#define ONE_SHOT_BYTES ((uint64_t)256 << 10)
+
+bool lc_tune_step_takes(const struct lc_tune_step *step, uint64_t bytes)
+{
+    return step->kind != LC_TUNE_RINGS || step->way.algorithm != LC_PROFILE_ONE_SHOT ||
+           bytes <= ONE_SHOT_BYTES;
+}
+
+void lc_tune_step_name(const struct lc_tune_step *step, char *out, size_t size)
+{
+    const struct lc_profile_rule *way = &step->way;
+    const char *op = lc_profile_op_name(way->op);
+
+    switch (step->kind) {
+    case LC_TUNE_EQUAL: (void)snprintf(out, size, "equal %s", op); break;
+    case LC_TUNE_CAST: (void)snprintf(out, size, "cast %s", op); break;
+    case LC_TUNE_RINGS:
+        (void)snprintf(out, size, "rings %s %s %s %u", op, way->protocol == BF16 ? "bf16" : "exact",
+                       way->algorithm == LC_PROFILE_ONE_SHOT ? "one-shot" : "two-shot", way->width);
+        break;
+    default:
+        (void)snprintf(out, size, "nccl %s %s %s %u", op, lc_profile_algorithm_name(way->algorithm),
+                       lc_profile_protocol_name(way->protocol), way->width);
+    }
+}
