@@ -41,6 +41,10 @@ int lc_cli_find_proxy(char *out);
 /* libloongtopo.so, which `topo` alone needs. Likewise. */
 int lc_cli_find_topology(char *out);
 
+/* loongcomm-bench and the tuner plugin, which `tune` needs. Likewise. */
+int lc_cli_find_bench(char *out);
+int lc_cli_find_tuner(char *out);
+
 /* What keeps a path out of a list that the loader splits (`separators` names the bytes it splits at): a
  * short text such as "a space", or NULL if the path can be listed. */
 const char *lc_cli_unlistable(const char *path, const char *separators);

@@ -12,6 +12,8 @@
 #define LIBRARY  "libloongcomm.so"
 #define PROXY    "libnccl.so.2"
 #define TOPOLOGY "libloongtopo.so"
+#define BENCH    "loongcomm-bench"
+#define TUNER    "libnccl-tuner-loongcomm.so"
 
 static bool is_file(const char *path)
 {
@@ -70,6 +72,25 @@ int lc_cli_find_topology(char *out)
     int err = program_folder(folder);
 
     return err ? err : first_of(folder, candidates, TOPOLOGY, out);
+}
+
+int lc_cli_find_bench(char *out)
+{
+    static const char *const candidates[] = { ".", "../../perf", NULL };
+    char folder[PATH_MAX];
+    int err = program_folder(folder);
+
+    return err ? err : first_of(folder, candidates, BENCH, out);
+}
+
+int lc_cli_find_tuner(char *out)
+{
+    static const char *const candidates[] = { ".",        LC_LIBDIR_FROM_BIN,   "../lib",
+                                              "../lib64", "../../plugin/tuner", NULL };
+    char folder[PATH_MAX];
+    int err = program_folder(folder);
+
+    return err ? err : first_of(folder, candidates, TUNER, out);
 }
 
 int lc_cli_find_proxy(char *out)

@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Comparisons by loongcomm-bench: plain NCCL and another way in turns of one run, every result checked. What a rule would
+ * do is measured as it will be used, through the library or the tuner plugin with a profile of that rule. */
+#include "common/cleanup.h"
+#include "interpose/cli/child.h"
+#include "interpose/cli/cli.h"
+#include "interpose/cli/json_walk.h"
+#include "interpose/cli/tune.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <string.h>
+#include <unistd.h>
+
+#define ARGS_MAX  256
+#define JSON_MAX  ((size_t)4 << 20)
+#define WAIT_S    60     /* for one rank's answer */
+#define BEYOND_MS 180000 /* what a run may last beyond its budget */
+
+int lc_tune_find_tools(struct lc_tune_tools *out)
+{
+    if (lc_cli_find_bench(out->bench) != 0) {
+        lc_cli_say("tune: loongcomm-bench is not beside this program; reinstall");
+        return -ENOENT;
+    }
+    if (lc_cli_find_tuner(out->plugin) != 0)
+        out->plugin[0] = '\0';
+    return 0;
+}
+
+/* Words of the command line; `text` holds those that are made here. */
+struct command {
+    char *word[ARGS_MAX];
+    int n;
+    char text[8192];
+    size_t used;
+};
+
+static void add(struct command *command, const char *word)
+{
+    if (command->n < ARGS_MAX - 1)
+        command->word[command->n++] = (char *)word;
+}
+
+__attribute__((format(printf, 2, 3))) static void addf(struct command *command, const char *format,
+                                                       ...)
+{
+    size_t room = sizeof(command->text) - command->used;
+    char *at = command->text + command->used;
+    va_list ap;
+    int length;
+
+    va_start(ap, format);
+    length = vsnprintf(at, room, format, ap);
+    va_end(ap);
+    if (length < 0 || (size_t)length >= room)
+        return; /* the longest command fits */
+    command->used += (size_t)length + 1;
+    add(command, at);
+}
+
+static void add_env(struct command *command, const char *name, const char *value)
+{
+    add(command, "--env-b");
+    addf(command, "%s=%s", name, value);
+}
+
+static void add_side(struct command *command, const struct lc_tune_tools *tools,
+                     const struct lc_tune_run *run)
+{
+    bool bf16 = run->kind == LC_TUNE_CAST || run->wire;
+
+    if (run->kind == LC_TUNE_EQUAL || run->kind == LC_TUNE_NCCL)
+        add(command, "--no-preload");
+    if (run->kind == LC_TUNE_EQUAL)
+        return;
+    add_env(command, "LOONGCOMM_ENABLE", "yes");
+    add_env(command, "LOONGCOMM_PROFILE", run->kind == LC_TUNE_CAST ? "" : tools->candidate);
+    if (run->kind == LC_TUNE_NCCL) {
+        add_env(command, "LOONGCOMM_PROFILE_TRUST", "yes"); /* from the first call on */
+        add_env(command, "NCCL_TUNER_PLUGIN", tools->plugin);
+        return;
+    }
+    add_env(command, "LOONGCOMM_PEER", run->kind == LC_TUNE_RINGS ? "auto" : "off");
+    add_env(command, "LOONGCOMM_ALLREDUCE_WIRE", bf16 ? "bf16" : "data");
+    add_env(command, "LOONGCOMM_MIN_BYTES", "0");
+    add_env(command, "LOONGCOMM_EXACT", "fp32");
+    if (bf16) {
+        add(command, "--bits"); /* sums that bf16 holds */
+        add(command, "8");
+    }
+}
+
+static const char *bench_op(uint8_t op)
+{
+    switch (op) {
+    case LC_PROFILE_ALL_REDUCE: return "allreduce";
+    case LC_PROFILE_REDUCE_SCATTER: return "reducescatter";
+    default: return "allgather";
+    }
+}
+
+static void add_sizes(struct command *command, const struct lc_tune_run *run)
+{
+    char list[1024];
+    int used = 0;
+
+    for (int i = 0; i < run->n_sizes && used < (int)sizeof(list) - 24; i++)
+        used += snprintf(list + used, sizeof(list) - (size_t)used, "%s%" PRIu64, i ? "," : "",
+                         run->sizes[i]);
+    add(command, "--sizes");
+    addf(command, "%s", list);
+}
+
+static void build(const struct lc_tune_tools *tools, const struct lc_tune_run *run,
+                  struct command *command)
+{
+    for (char *const *word = tools->launcher; word && *word; word++)
+        add(command, *word);
+    add(command, tools->bench);
+    add(command, bench_op(run->op));
+    add_sizes(command, run);
+    add(command, "--types");
+    add(command, run->two_types ? "f32,bf16" : "f32");
+    add(command, "--live");
+    add(command, "1");
+    if (tools->ranks) {
+        add(command, "--ranks");
+        addf(command, "%d", tools->ranks);
+    }
+    add(command, "--budget");
+    addf(command, "%.2f", run->budget_s < 0.1 ? 0.1 : run->budget_s);
+    add(command, "--settle");
+    addf(command, "%.2f", run->settle_s);
+    add(command, "--timeout");
+    addf(command, "%d", WAIT_S);
+    add(command, "--json");
+    add(command, tools->json);
+    add_side(command, tools, run);
+    command->word[command->n] = NULL;
+}
+
+/* --- what the bench has written --- */
+
+struct reader {
+    struct lc_tune_found *out;
+    uint64_t bytes; /* of the record being read */
+    struct lc_tune_ratio ratio;
+};
+
+static double smaller(double a, double b)
+{
+    return a < b ? a : b;
+}
+
+static void take_record(struct reader *reader)
+{
+    struct lc_tune_found *out = reader->out;
+    const struct lc_tune_ratio *ratio = &reader->ratio;
+
+    if (!(ratio->median > 0 && ratio->p10 > 0 && ratio->p90 > 0))
+        return;
+    for (int i = 0; i < out->n; i++) {
+        struct lc_tune_ratio *old = &out->at[i].ratio;
+
+        if (out->at[i].bytes != reader->bytes)
+            continue;
+        *old = (struct lc_tune_ratio){ smaller(old->median, ratio->median),
+                                       smaller(old->p10, ratio->p10),
+                                       smaller(old->p90, ratio->p90) };
+        return;
+    }
+    if (out->n < LC_TUNE_POINTS)
+        out->at[out->n++] = (struct lc_tune_recheck){ reader->bytes, *ratio };
+}
+
+static int version(const char *text)
+{
+    int part[3];
+
+    if (sscanf(text, "%4d.%2d.%2d", &part[0], &part[1], &part[2]) != 3)
+        return 0;
+    return part[0] * 10000 + part[1] * 100 + part[2];
+}
+
+static void visit(const char *path, const char *value, void *arg)
+{
+    struct reader *reader = arg;
+
+    if (strcmp(path, "machine.nccl") == 0)
+        reader->out->nccl = version(value);
+    else if (strcmp(path, "machine.ranks") == 0)
+        reader->out->ranks = (int)strtol(value, NULL, 10);
+    else if (strcmp(path, "machine.nodes") == 0)
+        reader->out->nodes = (int)strtol(value, NULL, 10);
+    else if (strcmp(path, "records.bytes") == 0)
+        reader->bytes = strtoull(value, NULL, 10);
+    else if (strcmp(path, "records.ratio.median") == 0)
+        reader->ratio.median = strtod(value, NULL);
+    else if (strcmp(path, "records.ratio.p10") == 0)
+        reader->ratio.p10 = strtod(value, NULL);
+    else if (strcmp(path, "records.ratio.p90") == 0)
+        reader->ratio.p90 = strtod(value, NULL);
+    if (strcmp(path, "records.ratio.p90") == 0) /* the last of a record that counts */
+        take_record(reader);
+}
+
+static int read_json(const char *path, struct lc_tune_found *out)
+{
+    lc_autofclose FILE *in = fopen(path, "re");
+    lc_autofree char *text = malloc(JSON_MAX + 1);
+    struct reader reader = { .out = out };
+    size_t size;
+
+    if (!in || !text) {
+        (void)snprintf(out->why, sizeof(out->why), "it wrote no %.400s", path);
+        return -ENOENT;
+    }
+    size = fread(text, 1, JSON_MAX, in);
+    text[size] = '\0';
+    if (lc_cli_json_walk(text, visit, &reader) != 0 || out->nccl < 20000 || out->ranks < 2 ||
+        out->nodes < 1 || out->nodes > out->ranks) {
+        (void)snprintf(out->why, sizeof(out->why), "what it wrote is no result");
+        return -EINVAL;
+    }
+    return 0;
+}
+
+int lc_tune_compare(const struct lc_tune_tools *tools, const struct lc_tune_run *run,
+                    struct lc_tune_found *out)
+{
+    static struct lc_cli_outcome outcome;
+    static struct command command;
+    struct lc_cli_child child = { .argv = command.word,
+                                  .timeout_ms = (int64_t)(run->budget_s * 3000) + BEYOND_MS };
+    int err = -EIO;
+
+    memset(out, 0, sizeof(*out));
+    memset(&command, 0, sizeof(command));
+    build(tools, run, &command);
+    (void)unlink(tools->json);
+    lc_cli_child_run(&child, &outcome);
+    if (outcome.end == LC_CLI_EXITED && outcome.code == 0)
+        err = read_json(tools->json, out);
+    else
+        (void)snprintf(out->why, sizeof(out->why), "%.100s: %.380s",
+                       lc_cli_child_end(&child, &outcome), lc_cli_child_last_line(&outcome));
+    (void)unlink(tools->json);
+    return err;
+}
