@@ -15,7 +15,7 @@ static const char help[] =
     "  config            list every setting with its value and where the value comes from\n"
     "  report DIR        merge the reports of a job: who hung or differed, calls and bytes of all ranks\n"
     "  topo              show what is connected to what: GPUs, NICs, switches, NUMA nodes, NVLinks\n"
-    "  tune              say what would become of a call, and why: settings, profile, default\n"
+    "  tune              measure what is fastest here, or say what would become of a call and why\n"
     "  doctor            find out whether a job on this machine would be served, and if not, why\n"
     "\n"
     "  loongcomm COMMAND --help tells more about each.\n"

@@ -1,14 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "interpose/cli/tune.h"
 
+#include "common/config.h"
+#include "common/deadline.h"
 #include "interpose/cli/cli.h"
 
+#include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const char help[] =
-    "usage: loongcomm tune --explain SIZE [--op OP] [--type T] [--ranks N] [--nodes N]\n"
+    "usage: loongcomm tune [--ranks N] [--out FILE] [--time MINUTES] [--sizes LIST]\n"
+    "                      [--only rings|nccl] [--resume] [--json] [-- LAUNCHER ARGS]\n"
+    "       loongcomm tune --explain SIZE [--op OP] [--type T] [--ranks N] [--nodes N]\n"
     "                      [--profile FILE] [--json]\n"
+    "\n"
+    "Measures on this machine, by loongcomm-bench, what beats NCCL's own choices, and writes a\n"
+    "profile of it (LOONGCOMM_PROFILE): sums through memory that ranks map from each other, and\n"
+    "NCCL's algorithms, protocols and channels. A rule stands where nine of ten rounds gain more\n"
+    "than 2 %, and more than equal sides differ by chance, and then do so in a second run, also\n"
+    "between the sizes. The most valuable is tried first. Nothing else should use the GPUs.\n"
+    "\n"
+    "  --ranks N         ranks of the job (as many as GPUs, at least 2)\n"
+    "  --out FILE        the profile (loongcomm.profile); rules in it for other numbers of ranks stay.\n"
+    "                    What is measured is kept in FILE.part until nothing is left to try\n"
+    "  --time MINUTES    stop trying then (5); confirming what was found may take a little longer\n"
+    "  --sizes LIST      bytes (1k,4k,16k,64k,256k,1m,4m,16m,64m); nothing is said of larger ones\n"
+    "  --only KIND       only rings (memory between ranks), or only nccl (its own choices)\n"
+    "  --resume          go on with what FILE.part holds\n"
+    "  --json            one JSON document, \"schema\": \"loongcomm.tune/1\", instead of text\n"
+    "  -- LAUNCHER ARGS  put in front of loongcomm-bench: -- mpirun -n 16 --hostfile hosts\n"
     "\n"
     "Says what would become of one call with the settings of this environment: which path it takes,\n"
     "with which algorithm where NCCL carries it, and which setting, rule of a profile or default\n"
@@ -22,22 +45,90 @@ static const char help[] =
     "  --profile FILE    this profile instead of LOONGCOMM_PROFILE's\n"
     "  --json            one JSON document, \"schema\": \"loongcomm.explain/1\"\n"
     "\n"
-    "exit codes: 0 said, 1 the profile cannot be read, 2 wrong usage.\n";
+    "exit codes: 0 written (also if nothing is faster) or said, 1 something could not be measured,\n"
+    "read or written, 2 wrong usage.\n";
 
 struct options {
     struct lc_tune_question question;
+    const char *out, *time, *sizes, *only;
+    char *const *launcher;
+    double minutes;
+    uint64_t size[LC_TUNE_SIZES];
+    int n_sizes;
+    bool resume;
     bool help;
 };
 
-static int parse_count(const char *name, const char *text, int most, int *out)
+static int parse_count(const char *name, const char *text, int least, int most, int *out)
 {
     char *end;
     long value = strtol(text, &end, 10);
 
-    if (end == text || *end || value < 1 || value > most)
-        return lc_cli_usage("tune: %s takes a number up to %d, not '%s'", name, most, text);
+    if (end == text || *end || value < least || value > most)
+        return lc_cli_usage("tune: %s takes a number from %d to %d, not '%s'", name, least, most,
+                            text);
     *out = (int)value;
     return LC_CLI_FINE;
+}
+
+static int parse_sizes(const char *text, struct options *out)
+{
+    char copy[512];
+    char *rest = copy, *part;
+    size_t last = 0;
+
+    if (snprintf(copy, sizeof(copy), "%s", text) >= (int)sizeof(copy))
+        return lc_cli_usage("tune: --sizes is too long");
+    while ((part = strsep(&rest, ","))) {
+        size_t size;
+
+        if (lc_parse_size(part, &size) || size <= last || size > (size_t)1 << 34 || size % 4 ||
+            out->n_sizes == LC_TUNE_SIZES - 1)
+            return lc_cli_usage(
+                "tune: --sizes takes up to %d ascending multiples of 4 bytes, not '%s'",
+                LC_TUNE_SIZES - 1, part);
+        out->size[out->n_sizes++] = last = size;
+    }
+    return LC_CLI_FINE;
+}
+
+/* What measures and what explains go apart. */
+static int check(struct options *out, bool measures, bool asks)
+{
+    char *end = NULL;
+    int code;
+
+    if (out->question.size && measures)
+        return lc_cli_usage("tune: --explain measures nothing; see `loongcomm tune --help`");
+    if (!out->question.size && asks)
+        return lc_cli_usage("tune: --op, --type, --nodes and --profile go with --explain SIZE");
+    if (out->only && strcmp(out->only, "rings") != 0 && strcmp(out->only, "nccl") != 0)
+        return lc_cli_usage("tune: --only takes rings or nccl, not '%s'", out->only);
+    out->minutes = out->time ? strtod(out->time, &end) : 5;
+    if (out->time && (end == out->time || *end || !(out->minutes >= 0 && out->minutes <= 1440)))
+        return lc_cli_usage("tune: --time takes minutes, not '%s'", out->time);
+    code = parse_sizes(out->sizes ? out->sizes : "1k,4k,16k,64k,256k,1m,4m,16m,64m", out);
+    if (!out->out)
+        out->out = "loongcomm.profile";
+    if (!code && strlen(out->out) > PATH_MAX - 64)
+        code = lc_cli_usage("tune: --out is too long");
+    return code;
+}
+
+static int parse_values(struct options *out, const char *ranks, const char *nodes)
+{
+    bool measures = out->out || out->time || out->sizes || out->only || out->resume ||
+                    out->launcher;
+    bool asks = out->question.op || out->question.type || out->question.profile || nodes;
+    int most = out->question.size ? 1 << 24 : 1024;
+    int code = check(out, measures, asks);
+
+    if (!code && ranks)
+        code = parse_count("--ranks", ranks, out->question.size ? 1 : 2, most,
+                           &out->question.ranks);
+    if (!code && nodes)
+        code = parse_count("--nodes", nodes, 1, most, &out->question.nodes);
+    return code;
 }
 
 static int parse(int argc, char **argv, struct options *out)
@@ -52,19 +143,28 @@ static int parse(int argc, char **argv, struct options *out)
         { "--profile", &out->question.profile},
         { "--ranks",   &ranks                },
         { "--nodes",   &nodes                },
+        { "--out",     &out->out             },
+        { "--time",    &out->time            },
+        { "--sizes",   &out->sizes           },
+        { "--only",    &out->only            },
     };
     const size_t n_valued = sizeof(valued) / sizeof(*valued);
-    int code = LC_CLI_FINE;
 
     for (int i = 1; i < argc; i++) {
         size_t at = 0;
 
+        if (strcmp(argv[i], "--") == 0) {
+            if (!argv[i + 1])
+                return lc_cli_usage("tune: no launcher behind --");
+            out->launcher = argv + i + 1;
+            break;
+        }
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
             out->help = true;
             return LC_CLI_FINE;
         }
-        if (strcmp(argv[i], "--json") == 0) {
-            out->question.json = true;
+        if (strcmp(argv[i], "--json") == 0 || strcmp(argv[i], "--resume") == 0) {
+            *(argv[i][2] == 'j' ? &out->question.json : &out->resume) = true;
             continue;
         }
         while (at < n_valued && strcmp(argv[i], valued[at].name) != 0)
@@ -75,16 +175,337 @@ static int parse(int argc, char **argv, struct options *out)
             return lc_cli_usage("tune: %s needs a value", argv[i]);
         *valued[at].value = argv[++i];
     }
-    if (ranks)
-        code = parse_count("--ranks", ranks, 1 << 24, &out->question.ranks);
-    if (!code && nodes)
-        code = parse_count("--nodes", nodes, 1 << 24, &out->question.nodes);
-    return code;
+    return parse_values(out, ranks, nodes);
+}
+
+/* --- measuring --- */
+
+#define CONFIRM_SHARE 0.2  /* of the time */
+#define MOST_S        30.0 /* that more figures of one step are worth */
+#define USEFUL_S      0.3  /* for a size, less if there is little time in all */
+
+struct tuning {
+    const struct options *options;
+    struct lc_tune_tools tools;
+    struct lc_tune_results results;
+    struct lc_deadline end;
+    double total_s;
+    double fixed_s;      /* what a run costs beside its budget, as the last ones did */
+    char part[PATH_MAX]; /* the file of what has been measured */
+    int failures;
+    bool progress; /* a line on the terminal is to be wiped */
+};
+
+static double left_s(const struct tuning *t)
+{
+    return lc_deadline_left_ms(t->end) / 1e3;
+}
+
+static void wipe(struct tuning *t)
+{
+    if (t->progress)
+        (void)fprintf(stderr, "\r\033[K");
+    t->progress = false;
+}
+
+static void show(struct tuning *t, int at, int of, const char *what)
+{
+    int left = (int)left_s(t);
+
+    wipe(t);
+    if (!isatty(STDERR_FILENO))
+        return;
+    (void)fprintf(stderr, "[%d of %d, %d:%02d left] %s", at, of, left / 60, left % 60, what);
+    t->progress = true;
+}
+
+static bool is_wanted(const struct tuning *t, const struct lc_tune_step *step)
+{
+    const char *only = t->options->only;
+
+    if (step->kind == LC_TUNE_NCCL)
+        return t->tools.plugin[0] && (!only || strcmp(only, "nccl") == 0);
+    if (step->kind == LC_TUNE_EQUAL)
+        return step->way.op != LC_PROFILE_ALL_GATHER || !only || strcmp(only, "nccl") == 0;
+    return !only || strcmp(only, "rings") == 0;
+}
+
+static int count_open(const struct tuning *t)
+{
+    int n = 0;
+
+    for (int i = 0; i < lc_tune_n_steps; i++)
+        n += t->results.state[i] == LC_TUNE_OPEN && is_wanted(t, &lc_tune_steps[i]);
+    return n;
+}
+
+/* Runs, and learns what a run costs. */
+static int compare(struct tuning *t, const struct lc_tune_run *run, struct lc_tune_found *out)
+{
+    int64_t begin = lc_now_ns();
+    int err = lc_tune_compare(&t->tools, run, out);
+    double over = (double)(lc_now_ns() - begin) / 1e9 - run->budget_s - run->settle_s;
+
+    wipe(t);
+    if (!err)
+        t->fixed_s = over > 0 ? over : 0;
+    return err;
+}
+
+/* The first figures say which machine it is; later ones must be of the same. */
+static int same_machine(struct tuning *t, const struct lc_tune_found *found)
+{
+    struct lc_tune_results *r = &t->results;
+
+    if (!r->nccl) {
+        r->nccl = found->nccl;
+        r->ranks = found->ranks;
+        r->nodes = found->nodes;
+        return lc_tune_check_out(t->options->out, r);
+    }
+    if (r->nccl == found->nccl && r->ranks == found->ranks && r->nodes == found->nodes)
+        return 0;
+    lc_cli_say("tune: %s was measured with NCCL %d.%d.%d and %d ranks on %d nodes, and here are "
+               "%d.%d.%d and %d on %d: go without --resume",
+               t->part, r->nccl / 10000, r->nccl / 100 % 100, r->nccl % 100, r->ranks, r->nodes,
+               found->nccl / 10000, found->nccl / 100 % 100, found->nccl % 100, found->ranks,
+               found->nodes);
+    return -EINVAL;
+}
+
+static int take(struct tuning *t, int step, const struct lc_tune_found *found)
+{
+    int err = same_machine(t, found);
+
+    for (int i = 0; i < found->n && !err; i++)
+        err = lc_tune_add(&t->results, step, found->at[i].bytes, &found->at[i].ratio);
+    return err;
+}
+
+/* Ranks map each other's memory when a call first wants it, and agree at a later one, at the latest after as long again. */
+static double settle_s(const struct tuning *t, enum lc_tune_kind kind)
+{
+    double most = kind == LC_TUNE_RINGS || kind == LC_TUNE_CAST ? 1 : 0.1;
+
+    return most < t->total_s / 120 ? most : t->total_s / 120;
+}
+
+static int measure_step(struct tuning *t, int step, double budget_s)
+{
+    const struct lc_tune_step *s = &lc_tune_steps[step];
+    struct lc_tune_run run = { .kind = s->kind, .op = s->way.op, .budget_s = budget_s };
+    static struct lc_tune_found found;
+    uint64_t sizes[LC_TUNE_SIZES];
+    char name[LC_TUNE_LINE];
+    int err = 0;
+
+    lc_tune_step_name(s, name, sizeof(name));
+    run.settle_s = settle_s(t, s->kind);
+    run.wire = s->kind == LC_TUNE_NCCL ? 0 : s->way.protocol;
+    run.sizes = sizes;
+    for (int i = 0; i < t->options->n_sizes; i++) {
+        if (lc_tune_step_takes(s, t->options->size[i]))
+            sizes[run.n_sizes++] = t->options->size[i];
+    }
+    if (run.n_sizes == 0)
+        return 0;
+    if (s->kind == LC_TUNE_RINGS || s->kind == LC_TUNE_NCCL)
+        err = lc_tune_write_candidate(t->tools.candidate, &t->results, s);
+    if (err)
+        return err;
+    if (compare(t, &run, &found) != 0) {
+        lc_cli_say("tune: %s cannot be measured: %s", name, found.why);
+        t->results.state[step] = LC_TUNE_FAILED;
+        t->failures++;
+        return t->results.nccl ? lc_tune_save(&t->results, t->part) : -EIO;
+    }
+    err = take(t, step, &found);
+    if (err)
+        return err;
+    t->results.state[step] = LC_TUNE_DONE;
+    if (!t->options->question.json)
+        lc_tune_print_figures(name, &found);
+    return lc_tune_save(&t->results, t->part);
+}
+
+/* What a step gets of the time that is left; below 0: it is too late for it. */
+static double plan(const struct tuning *t, int open, double settle)
+{
+    double left = left_s(t) - CONFIRM_SHARE * t->total_s;
+    double useful = USEFUL_S * t->options->n_sizes;
+    double fixed = t->fixed_s + settle;
+    double budget = left / open - fixed;
+
+    if (useful > t->total_s / 20)
+        useful = t->total_s / 20;
+    if (budget < useful)
+        budget = useful;
+    if (budget > MOST_S)
+        budget = MOST_S;
+    if (!t->results.nccl && t->total_s > 0)
+        return budget; /* something is always measured */
+    return left <= 0 || budget + fixed > left ? -1 : budget;
+}
+
+static int measure_all(struct tuning *t)
+{
+    int of = count_open(t);
+
+    for (int i = 0; i < lc_tune_n_steps; i++) {
+        char name[LC_TUNE_LINE];
+        double budget;
+        int err;
+
+        if (t->results.state[i] != LC_TUNE_OPEN || !is_wanted(t, &lc_tune_steps[i]))
+            continue;
+        budget = plan(t, count_open(t), settle_s(t, lc_tune_steps[i].kind));
+        if (budget < 0)
+            break;
+        lc_tune_step_name(&lc_tune_steps[i], name, sizeof(name));
+        show(t, of - count_open(t) + 1, of, name);
+        err = measure_step(t, i, budget);
+        if (err)
+            return err;
+    }
+    return 0;
+}
+
+/* Another look at what was chosen, as a whole: the best of many was also the luckiest. */
+static int confirm(struct tuning *t, struct lc_tune_choice *choice,
+                   const struct lc_tune_rule *rules, int n)
+{
+    static struct lc_tune_found found;
+    uint64_t sizes[LC_TUNE_POINTS];
+    struct lc_tune_run run = { .kind = choice->place.kind,
+                               .op = choice->place.op,
+                               .wire = choice->place.wire,
+                               .sizes = sizes,
+                               .two_types = choice->place.kind == LC_TUNE_RINGS &&
+                                            !choice->place.wire };
+    int err = lc_tune_write_rules(t->tools.candidate, &t->results, rules, n);
+
+    if (err)
+        return err;
+    run.n_sizes = lc_tune_recheck_sizes(choice, sizes, LC_TUNE_POINTS / 2);
+    run.settle_s = settle_s(t, run.kind);
+    run.budget_s = CONFIRM_SHARE * t->total_s / lc_tune_n_places;
+    if (run.budget_s < USEFUL_S)
+        run.budget_s = USEFUL_S;
+    show(t, 1, 1, "confirming");
+    if (compare(t, &run, &found) != 0) {
+        lc_cli_say("tune: the chosen rules cannot be measured, and are dropped: %s", found.why);
+        found.n = 0;
+        t->failures++;
+    } else if (same_machine(t, &found) != 0) {
+        return -EINVAL;
+    } else if (!t->options->question.json) {
+        lc_tune_print_figures("again", &found);
+    }
+    lc_tune_confirm(choice, found.at, found.n);
+    return 0;
+}
+
+/* Rules of all places; the number or -errno. */
+static int choose(struct tuning *t, struct lc_tune_rule *rules)
+{
+    static struct lc_tune_choice choice;
+    int n = 0;
+
+    for (int p = 0; p < lc_tune_n_places; p++) {
+        struct lc_tune_rule own[2 * LC_TUNE_POINTS];
+        int err, count;
+
+        lc_tune_choose(&t->results, &lc_tune_places[p], &choice);
+        if (!lc_tune_has_rules(&choice))
+            continue;
+        count = lc_tune_rules(&choice, t->results.ranks, t->results.nodes, own);
+        err = confirm(t, &choice, own, count);
+        if (err)
+            return err;
+        n += lc_tune_rules(&choice, t->results.ranks, t->results.nodes, rules + n);
+    }
+    return n;
+}
+
+static int begin(struct tuning *t)
+{
+    const char *out = t->options->out;
+    struct lc_tune_results *r = &t->results;
+    char gpu[sizeof(r->gpu)];
+    int err = lc_tune_find_tools(&t->tools);
+
+    (void)snprintf(t->part, sizeof(t->part), "%s.part", out);
+    (void)snprintf(t->tools.json, sizeof(t->tools.json), "%s.bench", out);
+    if (!err && !realpath(".", t->tools.candidate))
+        err = -errno;
+    if (err)
+        return err;
+    if (*out == '/')
+        t->tools.candidate[0] = '\0'; /* the ranks of a launcher may run in another folder */
+    if (strlen(t->tools.candidate) + strlen(out) + 16 > PATH_MAX)
+        return -ENAMETOOLONG;
+    (void)sprintf(t->tools.candidate + strlen(t->tools.candidate), "%s%s.try",
+                  *out == '/' ? "" : "/", out);
+    t->tools.launcher = t->options->launcher;
+    t->tools.ranks = t->options->question.ranks;
+    lc_profile_gpu_here(gpu, sizeof(gpu));
+    err = t->options->resume ? lc_tune_load(t->part, r) : 0;
+    if (err && err != -ENOENT)
+        return err;
+    if (r->nccl && strcmp(r->gpu, gpu) != 0) {
+        lc_cli_say("tune: %s was measured on %s, and here is %s: go without --resume", t->part,
+                   r->gpu, gpu);
+        return -EINVAL;
+    }
+    (void)snprintf(r->gpu, sizeof(r->gpu), "%s", gpu);
+    return lc_tune_check_out(out, r);
+}
+
+static void finish(struct tuning *t, const struct lc_tune_rule *rules, int n)
+{
+    const struct lc_tune_summary summary = { t->options->out, rules, n, count_open(t) };
+
+    if (t->options->question.json)
+        lc_tune_print_json(&t->results, &summary);
+    else
+        lc_tune_print_summary(&t->results, &summary);
+    if (summary.open == 0)
+        (void)unlink(t->part);
+}
+
+static int tune(const struct options *options)
+{
+    static struct lc_tune_rule rules[2 * LC_TUNE_POINTS * 8];
+    static struct tuning t;
+    int n = 0, err;
+
+    t.options = options;
+    t.total_s = options->minutes * 60;
+    t.end = lc_deadline_in_ms((int64_t)(t.total_s * 1e3));
+    t.fixed_s = t.total_s / 20 < 2 ? t.total_s / 20 : 2;
+    err = begin(&t);
+    if (!err)
+        err = measure_all(&t);
+    if (!err && !t.results.nccl) {
+        lc_cli_say("tune: there was no time to measure anything");
+        err = -ETIME;
+    }
+    if (!err) {
+        n = choose(&t, rules);
+        err = n < 0 ? n : lc_tune_write_profile(options->out, &t.results, rules, n);
+    }
+    wipe(&t);
+    if (t.tools.candidate[0])
+        (void)unlink(t.tools.candidate);
+    if (!err)
+        finish(&t, rules, n);
+    free(t.results.figures);
+    return err || t.failures ? LC_CLI_FINDING : LC_CLI_FINE;
 }
 
 int lc_cli_tune(int argc, char **argv)
 {
-    struct options options = { 0 };
+    static struct options options;
     int code = parse(argc, argv, &options);
 
     if (code)
@@ -93,7 +514,5 @@ int lc_cli_tune(int argc, char **argv)
         (void)fputs(help, stdout);
         return LC_CLI_FINE;
     }
-    if (!options.question.size)
-        return lc_cli_usage("tune: --explain SIZE is missing; see `loongcomm tune --help`");
-    return lc_tune_explain(&options.question);
+    return options.question.size ? lc_tune_explain(&options.question) : tune(&options);
 }
