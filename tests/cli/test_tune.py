@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
+import glob
+import json
+import os
+import signal
+import subprocess
+import sys
 import unittest
 
-from cli import CliTest, call
+from cli import CLI, CliTest, call, environment
 
 HEAD = "loongcomm.profile/1\ngpu %s\nnccl 2.28.9\n"
 RINGS = "rings all-reduce 2 exact 1024 65536 one-shot 4\nrings all-reduce 2 exact 65536 0 two-shot 16\n"
@@ -87,11 +93,219 @@ class Explain(CliTest):
             self.assertIn(path, result.stderr)
 
 
+WIN = (1.5, 1.4, 1.6)
+HERE = os.path.dirname(os.path.abspath(__file__))
+ONE, TWO, BF16 = "rings all-reduce exact one-shot 16", "rings all-reduce exact two-shot 32", "rings all-reduce bf16 two-shot 32"
+
+
+LAUNCHER = (sys.executable, "-I", "-S", "-B", os.path.join(HERE, "tune_bench.py"))
+
+
+class Tune(CliTest):
+    """The figures are made up, so that what follows from them is certain."""
+    steps = []
+
+    def world(self, ratios, **more):
+        self.write("world.json", json.dumps(dict({"ranks": 2, "nodes": 1, "ratios": ratios}, **more)))
+        return list(ratios) + more.get("fail", [])
+
+    def tune(self, *args, sizes="1k,4k,16k", code=0):
+        result = call("tune", "--out", self.path("p"), "--sizes", sizes, *args, "--", *LAUNCHER, self.folder)
+        self.assertEqual(result.returncode, code, (result.stdout, result.stderr))
+        return result
+
+    def all_steps(self):
+        """Found out once, since it takes a run of each."""
+        if not Tune.steps:
+            self.world({})
+            document = self.document(self.tune("--json", sizes="1k"))
+            self.assertTrue(document["complete"])
+            Tune.steps = [step["step"] for step in document["steps"]]
+            self.assertEqual([line for line in self.lines("log")], Tune.steps)
+            os.unlink(self.path("log"))
+            os.unlink(self.path("p"))
+        return Tune.steps
+
+    def tune_some(self, ratios, *args, code=0, **more):
+        """As if all steps but these had been measured without a figure."""
+        done = [step for step in self.all_steps()
+                if step not in ratios and step not in more.get("fail", []) and not step.startswith("equal")]
+        self.world(ratios, **more)
+        self.write("p.part", "loongcomm.tune/1\ngpu none\nnccl 22809 ranks 2 nodes 1\n" +
+                   "".join("done %s\n" % step for step in done))
+        return self.tune("--resume", *args, code=code)
+
+    def lines(self, name):
+        with open(self.path(name)) as f:
+            return f.read().splitlines()
+
+    def rules(self, name="p"):
+        return [line.split(" #")[0] for line in self.lines(name) if line.startswith(("rings ", "nccl a", "nccl r"))]
+
+    def test_rules_stand_where_it_wins_and_between_where_both_sides_agree(self):
+        at = {"1024": WIN, "4096": WIN, "else": WIN}
+        result = self.tune_some({ONE: at, "nccl all-reduce tree ll 0": {"4096": WIN, "16384": WIN, "else": WIN},
+                                 "nccl all-gather ring simple 0": {"1024": WIN}})
+        self.assertEqual(self.rules(), [
+            "rings all-reduce 2 exact 1024 4097 one-shot 16",
+            "nccl all-reduce 2 1 4096 16385 tree ll 0",
+            "nccl all-gather 2 1 1024 1025 ring simple 0"])
+        self.assertEqual(self.lines("p")[:3], (HEAD % "none").splitlines())
+        self.assertIn("p: 3 rules for 2 ranks on none, NCCL 2.28.9", result.stdout)
+        self.assertIn("one-shot 16 # 1.400, 1.500", "\n".join(self.lines("p")))
+        self.assertEqual(sorted(os.listdir(self.folder)), ["log", "p", "world.json"])
+
+    def test_nothing_faster_is_an_empty_profile(self):
+        result = self.tune_some({TWO: {"1024": (1.5, 1.01, 1.6), "4096": (1.5, 1.02, 1.6), "16384": (1.03, 1.025, 1.04)},
+                                 "equal all-reduce": {"16384": (1.0, 0.9, 1.04)}})
+        self.assertIn("nothing was found to be faster", result.stdout)
+        self.assertEqual(self.rules(), [])
+        self.assertEqual(call("tune", "--explain", "4k", "--profile", self.path("p")).returncode, 0)
+
+    def test_fewer_ctas_do_where_they_are_as_good(self):
+        self.tune_some({TWO: {"4096": (1.50, 1.4, 1.6)}, TWO.replace("32", "8"): {"4096": (1.48, 1.4, 1.6)},
+                        TWO.replace("32", "16"): {"4096": (1.49, 1.4, 1.6)}, "nccl all-reduce tree ll 0": {}},
+                       "--only", "rings")
+        self.assertEqual(self.rules(), ["rings all-reduce 2 exact 4096 4097 two-shot 8"])
+        self.assertFalse([line for line in self.lines("log") if line.startswith("nccl")])
+
+    def test_bf16_between_ranks_has_to_beat_bf16_through_nccl(self):
+        self.tune_some({BF16: {"1024": (1.9, 1.8, 2.0), "4096": (1.9, 1.8, 2.0)},
+                        "cast all-reduce": {"1024": (1.8, 1.7, 1.85), "4096": (1.7, 1.6, 1.8)}})
+        self.assertEqual(self.rules(), ["rings all-reduce 2 bf16 4096 4097 two-shot 32"])
+
+    def test_second_look_drops_what_was_luck(self):
+        win = {"1024": WIN, "4096": WIN, "16384": WIN, "else": WIN}
+        for again, rules in (
+                ({"4096 f32": (1.5, 1.0, 1.6)}, ["1024 1025", "16384 16385"]),
+                ({"16384 bf16": (1.01, 0.9, 1.1)}, ["1024 4097"]),
+                ({"2048 f32": (1.0, 0.9, 1.1)}, ["1024 1025", "4096 16385"])):
+            self.tune_some({TWO: win}, again=again)
+            self.assertEqual(self.rules(), ["rings all-reduce 2 exact %s two-shot 32" % r for r in rules])
+
+    def test_interrupted_it_goes_on_where_it_was(self):
+        rings = [step for step in self.all_steps() if not step.startswith("nccl") and step != "equal all-gather"]
+        args = ("--only", "rings")
+        self.world({ONE: {"1024": WIN}}, kill=5)
+        self.tune(*args, sizes="1k", code=-signal.SIGKILL)
+        self.assertFalse(os.path.exists(self.path("p")))
+        self.world({ONE: {"1024": WIN}})
+        document = self.document(self.tune("--resume", "--json", *args, sizes="1k"))
+        self.assertEqual((document["schema"], document["complete"], document["ranks"]), ("loongcomm.tune/1", True, 2))
+        self.assertEqual([r["rule"] for r in document["rules"]], ["rings all-reduce 2 exact 1024 1025 one-shot 16"])
+        steps = {s["step"]: s for s in document["steps"]}
+        self.assertEqual(steps[ONE]["ratios"], [{"bytes": 1024, "median": 1.5, "p10": 1.4, "p90": 1.6}])
+        log = [line for line in self.lines("log") if not line.startswith("again")]
+        self.assertEqual(log, rings[:5] + rings[4:]) # the fifth was under way
+
+    def test_time_that_is_up_leaves_the_rest_for_another_call(self):
+        self.world({})
+        self.tune("--time", "0", code=1)
+        self.tune("--time", "0.000001", sizes="1k")
+        self.assertEqual(self.lines("log"), ["equal all-reduce"])
+        result = self.tune("--time", "0", "--resume", sizes="1k")
+        self.assertIn("38 of 39 ways were not tried", result.stdout)
+        self.assertEqual(self.lines("p.part")[-1], "done equal all-reduce")
+
+    def test_what_fails_gets_no_rule_and_is_said(self):
+        result = self.tune_some({ONE: {"1024": WIN}, TWO: {"4096": WIN}}, fail=[TWO], code=1)
+        self.assertIn("%s cannot be measured: exit code 1: loongcomm-bench: as the test wants it" % TWO, result.stderr)
+        self.assertEqual(self.rules(), ["rings all-reduce 2 exact 1024 1025 one-shot 16"])
+        self.assertIn("1 ways could not be measured", result.stdout)
+        self.world({}, fail=["equal all-reduce"])
+        self.tune("--out", self.path("q"), code=1)
+        self.assertFalse(os.path.exists(self.path("q")))
+
+    def test_profile_that_is_there_keeps_rules_of_other_ranks(self):
+        kept = "nccl all-reduce 4 1 0 0 ring ll 0"
+        self.all_steps()
+        self.write("p", HEAD % "none" + kept + "\nrings all-reduce 2 exact 0 0 two-shot 4\n")
+        self.tune_some({ONE: {"1024": WIN}})
+        self.assertEqual(self.rules(), [kept, "rings all-reduce 2 exact 1024 1025 one-shot 16"])
+        for text in (HEAD % "Some GPU", HEAD.replace("2.28.9", "2.27.1") % "none", "no profile"):
+            path = self.write("p", text)
+            result = self.tune(code=1)
+            self.assertIn("left alone", result.stderr)
+            self.assertEqual(self.lines("p"), text.splitlines())
+
+    def test_figures_of_another_machine_are_refused(self):
+        self.world({})
+        for text, why in (("loongcomm.tune/1\ngpu Other\nnccl 22809 ranks 2 nodes 1\n", "was measured on Other"),
+                          ("loongcomm.tune/1\ngpu none\nnccl 22809 ranks 3 nodes 1\n", "3 ranks"),
+                          ("loongcomm.tune/1\ngpu none\nnccl 22809 ranks 2 nodes 1\n1 2\n", "line 4"),
+                          ("loongcomm.tune/1\ngpu none\nnccl 22809 ranks 2 nodes 1\n1024 1 1 1\n", "line 4"),
+                          ("loongcomm.tune/1\ngpu none\nnccl 22809 ranks 2 nodes 1\ndone it\n", "line 4"), ("", "line 0")):
+            self.write("p.part", text)
+            result = self.tune("--resume", code=1)
+            self.assertEqual(len(result.stderr.splitlines()), 1, result.stderr)
+            self.assertIn(why, result.stderr)
+            self.assertFalse(os.path.exists(self.path("p")))
+
+
+class Rig(CliTest):
+    """With loongcomm-bench itself, ranks being processes over host memory."""
+
+    def bench(self, *args, **changes):
+        bench = os.path.join(os.path.dirname(CLI), "..", "..", "perf", "loongcomm-bench")
+        result = subprocess.run([bench, "allreduce", "--ranks", "2", "--live", "1", "--rounds", "3", "--iters", "4", *args],
+                                env=environment(**changes), timeout=100, stdout=subprocess.PIPE,
+                                stderr=subprocess.STDOUT, encoding="utf-8")
+        self.assertEqual(result.returncode, 0, result.stdout)
+
+    def profile(self):
+        win = {"4096": WIN, "65536": WIN, "else": WIN}
+        self.write("world.json", json.dumps({"ranks": 2, "nodes": 1, "ratios": {
+            TWO: win, "nccl all-reduce tree simple 0": win}}))
+        result = call("tune", "--out", self.path("p"), "--sizes", "4k,64k", "--", *LAUNCHER, self.folder)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return self.path("p")
+
+    def test_it_measures(self):
+        result = call("tune", "--ranks", "2", "--sizes", "4k,64k", "--time", "0.05", "--out", self.path("p"), "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        document = self.document(result)
+        self.assertEqual((document["gpu"], document["ranks"], document["nodes"]), ("none", 2, 1))
+        self.assertEqual([r["bytes"] for r in document["steps"][0]["ratios"]], [4096, 65536])
+        self.assertEqual(call("tune", "--explain", "4k", "--profile", self.path("p")).returncode, 0)
+
+    def reports(self, name, settle, **changes):
+        folder = self.path(name + settle)
+        os.mkdir(folder, 0o700)
+        self.bench("--sizes", "4k,64k", "--settle", settle, LOONGCOMM_DIR=folder, LOONGCOMM_REPORT="json", **changes)
+        reports = glob.glob(os.path.join(folder, "*.json"))
+        self.assertEqual(len(reports), 2)
+        for report in reports:
+            with open(report) as f:
+                yield f.read()
+
+    def test_its_profile_sends_calls_through_mapped_memory(self):
+        profile = self.profile()
+        for settle in ("0.1", "1", "20"): # the ranks agree sooner or later, between two calls
+            taken = ["two-shot" in r for r in self.reports("auto", settle, LOONGCOMM_PROFILE=profile, LOONGCOMM_PEER="auto")]
+            if any(taken):
+                break
+        self.assertEqual(taken, [True, True])
+        for report in self.reports("off", "0", LOONGCOMM_PROFILE=profile, LOONGCOMM_PEER="off"):
+            self.assertNotIn("two-shot", report)
+
+    def test_its_profile_moves_nccls_choice(self):
+        plugin = os.path.join(os.path.dirname(CLI), "..", "..", "plugin", "tuner", "libnccl-tuner-loongcomm.so")
+        self.bench("--sizes", "512,4k,64k", "--no-preload", LOONGCOMM_PROFILE=self.profile(), NCCL_TUNER_PLUGIN=os.path.realpath(plugin),
+                   LOONGCOMM_PROFILE_TRUST="yes", LOONGCOMM_LOG_LEVEL="debug", LOONGCOMM_LOG_FILE=self.path("said"))
+        with open(self.path("said")) as f:
+            said = f.read()
+        for size in (4096, 65536):
+            self.assertIn("all-reduce of %d bytes: tree simple 0" % size, said)
+        self.assertNotIn("all-reduce of 512 bytes", said)
+
+
 class Usage(CliTest):
     def test_wrong_words_are_named(self):
         for args in (("--bogus",), ("--explain",), ("--explain", "x"), ("--explain", "0"), ("--explain", "4k", "--op", "q"),
                      ("--explain", "4k", "--type", "q"), ("--explain", "4k", "--ranks", "0"),
-                     ("--explain", "4k", "--ranks", "2", "--nodes", "3")):
+                     ("--explain", "4k", "--ranks", "2", "--nodes", "3"), ("--explain", "4k", "--out", "p"),
+                     ("--op", "all-reduce"), ("--time", "x"), ("--time", "-1"), ("--sizes", "4k,1k"), ("--sizes", "4k,5"),
+                     ("--sizes", "4k,"), ("--only", "q"), ("--ranks", "1"), ("--",), ("x",)):
             result = call("tune", *args)
             self.assertEqual((result.returncode, len(result.stderr.splitlines())), (2, 1), (args, result.stderr))
             self.assertTrue(result.stderr.startswith("loongcomm: tune: "), result.stderr)
