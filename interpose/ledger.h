@@ -50,6 +50,11 @@ struct lc_ledger {
     uint64_t ring_sent;   /* bytes written to peers */
     uint64_t ring_elided; /* bytes not written because they were zero */
 
+    /* Not additions but what there is: memory of this rank for others to write to, all of it and what is in use. */
+    uint64_t ring_bytes;
+    uint64_t ring_used;
+    uint64_t ring_changes; /* of its size */
+
     /* Calls beside which NCCL's own were made (verify.h). */
     uint64_t verify_begun;  /* comparisons launched */
     uint64_t verified;      /* of them, looked at */

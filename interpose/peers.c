@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "interpose/peers.h"
+#include "interpose/peers_internal.h"
 
 #include "common/deadline.h"
 #include "common/log.h"
@@ -15,64 +15,6 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-/* Blobs of the room. */
-enum {
-    KEY_OFFER = 1, /* struct offer */
-    KEY_WRITTEN,   /* empty: the number is in everybody's segment */
-    KEY_RESULT,    /* uint32_t: 1, all is well, or 0 */
-};
-
-#define BUS_ID 16 /* of a device, with the 0 behind it */
-
-struct offer {
-    struct lk_ring_shape shape;
-    uint64_t bytes; /* of the segment */
-    uint64_t number;
-    char gpu[BUS_ID];
-};
-_Static_assert(sizeof(struct offer) == 48, "no padding in a blob");
-
-enum stage {
-    START,
-    ZEROING,  /* on the device */
-    OFFERED,  /* peers are being mapped */
-    WRITING,  /* on the device */
-    TOLD,     /* not all others have written */
-    CHECKING, /* on the device */
-    SAID,     /* not all others have said whether all is well */
-    CLEARING, /* failed; the device may still use what is to be freed */
-    READY,
-    WITHOUT,
-};
-
-/* Pinned memory that the device reads and writes. */
-struct shared {
-    uint32_t abort; /* as lk_rings.abort: atomic, any thread and the kernels */
-    uint32_t pad[31];
-    uint64_t number;
-    uint64_t seen[LK_RANKS_MAX];
-    struct lk_ring_counts counts;
-};
-
-/* Used by the thread that calls the communicator's operations, then by who frees it. */
-struct lc_peers {
-    const struct lc_backend *backend;
-    struct lc_room *room; /* NULL once detached */
-    struct lc_ledger *ledger;
-    struct lc_peers_facts facts;
-    enum stage stage;
-    struct lk_rings rings; /* segments of others: NULL until mapped */
-    size_t bytes;
-    uint32_t ctas;
-    struct shared *shared;
-    cudaStream_t stream; /* of set-up */
-    cudaEvent_t event;   /* behind the last work on it */
-    struct offer offers[LK_RANKS_MAX];
-    bool offered[LK_RANKS_MAX];
-    int fd; /* of the own segment, until it is offered */
-    bool reserved;
-};
-
 /* Bytes of segments on each device, of all communicators. Relaxed: only the sum counts. */
 #define DEVICES 64
 static atomic_size_t used[DEVICES];
@@ -87,14 +29,20 @@ static bool reserve(const struct lc_peers_facts *facts, size_t bytes)
     return false;
 }
 
+size_t lc_peers_reserved(int device)
+{
+    return atomic_load_explicit(&used[(unsigned)device % DEVICES], memory_order_relaxed);
+}
+
 /* From what all ranks share. Few slots cost speed only. */
 static struct lk_ring_shape shape_for(const struct lc_peers *peers)
 {
     struct lk_ring_shape shape = { .ranks = (uint32_t)peers->facts.ranks,
                                    .channels = 32,
-                                   .slots = 4,
                                    .line_bytes = LK_LINES_MAX };
+    size_t slots = peers->facts.start / ((size_t)LK_LEGS * shape.channels * LK_SLOT_BYTES);
 
+    shape.slots = slots < 1 ? 1 : slots > LK_SLOTS_MAX ? LK_SLOTS_MAX : (uint32_t)slots;
     while (shape.slots > 1 && peers->backend->lk_ring_bytes(&shape) > peers->facts.cap)
         shape.slots /= 2;
     return shape;
@@ -137,11 +85,12 @@ static int mark(const struct lc_peers *peers, int err)
 
 /* ---- what is allocated ---- */
 
+/* For all generations. */
 static int allocate(struct lc_peers *peers)
 {
     const struct lc_backend *backend = peers->backend;
     struct lk_rings *rings = &peers->rings;
-    size_t state = backend->lk_ring_state_bytes(&rings->shape);
+    size_t states = LC_GENERATIONS * lc_peers_state_bytes(peers);
     int err = backend->cudaStreamCreateWithFlags(&peers->stream, cudaStreamNonBlocking);
 
     if (!err)
@@ -153,17 +102,15 @@ static int allocate(struct lc_peers *peers)
         return err;
     memset(peers->shared, 0, sizeof(*peers->shared));
     rings->abort = &peers->shared->abort;
+    rings->too_few = &peers->shared->too_few[0];
     lc_room_echo_abort(peers->room, &peers->shared->abort);
-    err = backend->lk_segment_new(peers->bytes, peers->stream, &rings->segments[rings->rank],
-                                  &peers->fd);
+    err = backend->cudaMalloc(&rings->state, states);
     if (!err)
-        err = backend->cudaMalloc(&rings->state, state);
-    if (!err)
-        err = backend->cudaMemsetAsync(rings->state, 0, state, peers->stream);
-    return mark(peers, err);
+        err = backend->cudaMemsetAsync(rings->state, 0, states, peers->stream);
+    return err;
 }
 
-static void unmap(struct lc_peers *peers)
+void lc_peers_unmap(struct lc_peers *peers)
 {
     for (uint32_t r = 0; r < LK_RANKS_MAX; r++) {
         if (peers->rings.segments[r])
@@ -182,6 +129,10 @@ void lc_peers_detach(struct lc_peers *peers)
         return;
     lc_room_echo_abort(peers->room, NULL);
     lc_room_withdraw_fd(peers->room);
+    for (uint32_t c = 1; c <= LC_CHANGES; c++) {
+        if (peers->by_change[c])
+            peers->by_change[c]->room = NULL;
+    }
     peers->room = NULL;
     peers->ledger = NULL;
 }
@@ -212,17 +163,30 @@ static void read_counts(struct lc_peers *peers)
 {
     const struct lc_backend *backend = peers->backend;
     struct shared *shared = peers->shared;
+    int err = 0;
 
-    if (backend->cudaMemcpyAsync(&shared->counts, peers->rings.state, sizeof(shared->counts),
-                                 cudaMemcpyDefault, peers->stream) ||
-        backend->cudaEventRecord(peers->event, peers->stream)) {
+    for (uint32_t g = 0; !err && g <= peers->made; g++)
+        err = backend->cudaMemcpyAsync(&shared->counts[g],
+                                       (char *)peers->rings.state + g * lc_peers_state_bytes(peers),
+                                       sizeof(shared->counts[g]), cudaMemcpyDefault, peers->stream);
+    err = mark(peers, err);
+    if (err) {
         (void)backend->cudaGetLastError(); /* not the program's error */
         return;
     }
     if (!wait_for_device(peers))
         return;
-    lc_add(&peers->ledger->ring_sent, shared->counts.bytes_sent);
-    lc_add(&peers->ledger->ring_elided, shared->counts.bytes_elided);
+    for (uint32_t g = 0; g <= peers->made; g++) {
+        lc_add(&peers->ledger->ring_sent, shared->counts[g].bytes_sent);
+        lc_add(&peers->ledger->ring_elided, shared->counts[g].bytes_elided);
+    }
+}
+
+void lc_peers_close(struct lc_peers *peers)
+{
+    if (peers->fd >= 0)
+        close(peers->fd);
+    peers->fd = -1;
 }
 
 void lc_peers_free(struct lc_peers *peers)
@@ -235,14 +199,14 @@ void lc_peers_free(struct lc_peers *peers)
     if (peers->stage == READY && peers->ledger)
         read_counts(peers);
     lc_peers_detach(peers);
-    if (peers->fd >= 0)
-        close(peers->fd);
+    lc_peers_close(peers);
     if (!wait_for_device(peers)) {
         lc_warn("device %d: %zu MB that peers have mapped are still in use and stay allocated",
-                peers->facts.device, peers->bytes >> 20);
+                peers->facts.device, lc_peers_all_bytes(peers) >> 20);
         return;
     }
-    unmap(peers);
+    lc_peers_free_changes(peers);
+    lc_peers_unmap(peers);
     if (peers->rings.state)
         (void)backend->cudaFree(peers->rings.state);
     if (peers->shared)
@@ -259,28 +223,35 @@ void lc_peers_free(struct lc_peers *peers)
 static int start(struct lc_peers *peers)
 {
     struct offer *mine = &peers->offers[peers->facts.rank];
-    struct lk_ring_shape shape = shape_for(peers);
+    struct lk_rings *rings = &peers->rings;
     int err;
 
-    peers->rings.shape = shape;
-    peers->rings.rank = (uint32_t)peers->facts.rank;
-    peers->bytes = peers->backend->lk_ring_bytes(&shape);
+    if (!peers->first)
+        rings->shape = shape_for(peers);
+    rings->rank = (uint32_t)peers->facts.rank;
+    peers->bytes = peers->backend->lk_ring_bytes(&rings->shape);
     peers->reserved = reserve(&peers->facts, peers->bytes);
     if (!peers->reserved) {
-        lc_warn_once(
-            "device %d: %zu MB for peers to write to are more than LOONGCOMM_STAGING_MAX leaves: reductions of some communicators go through NCCL",
-            peers->facts.device, peers->bytes >> 20);
+        if (!peers->first)
+            lc_warn_once(
+                "device %d: %zu MB for peers to write to are more than LOONGCOMM_STAGING_MAX leaves: reductions of some communicators go through NCCL",
+                peers->facts.device, peers->bytes >> 20);
         return -EDQUOT;
     }
-    *mine = (struct offer){ .shape = shape, .bytes = peers->bytes };
+    *mine = (struct offer){ .shape = rings->shape, .bytes = peers->bytes };
     if (getrandom(&mine->number, sizeof(mine->number), 0) != (ssize_t)sizeof(mine->number))
         return -EIO;
     mine->number |= 1; /* never what a zeroed segment holds */
     if (peers->backend->cudaDeviceGetPCIBusId(mine->gpu, BUS_ID, peers->facts.device) != 0)
         return -ENODEV;
     peers->offered[peers->facts.rank] = true;
-    err = peers->backend->lk_rings_load();
-    return err ? err : allocate(peers);
+    err = peers->first ? 0 : peers->backend->lk_rings_load();
+    if (!err && !peers->first)
+        err = allocate(peers);
+    if (!err)
+        err = peers->backend->lk_segment_new(peers->bytes, peers->stream,
+                                             &rings->segments[rings->rank], &peers->fd);
+    return peers->event ? mark(peers, err) : err;
 }
 
 static int offer(struct lc_peers *peers)
@@ -294,7 +265,7 @@ static int offer(struct lc_peers *peers)
     if (err)
         return err;
     peers->fd = -1;
-    return lc_room_post(peers->room, KEY_OFFER, mine, sizeof(*mine));
+    return lc_room_post(peers->room, peers_key(peers->change, KEY_OFFER), mine, sizeof(*mine));
 }
 
 static int look_at_offer(struct lc_peers *peers, uint32_t rank)
@@ -305,7 +276,8 @@ static int look_at_offer(struct lc_peers *peers, uint32_t rank)
 
     if (peers->offered[rank])
         return 0;
-    err = lc_room_look(peers->room, rank, KEY_OFFER, offer, sizeof(*offer), &size);
+    err = lc_room_look(peers->room, rank, peers_key(peers->change, KEY_OFFER), offer,
+                       sizeof(*offer), &size);
     if (err)
         return err;
     if (size != sizeof(*offer) || offer->bytes != peers->bytes ||
@@ -372,7 +344,7 @@ static int tell_written(struct lc_peers *peers)
 
     if (err)
         return err == cudaErrorNotReady ? -EAGAIN : err;
-    return lc_room_post(peers->room, KEY_WRITTEN, NULL, 0);
+    return lc_room_post(peers->room, peers_key(peers->change, KEY_WRITTEN), NULL, 0);
 }
 
 static int read_numbers(struct lc_peers *peers)
@@ -386,7 +358,8 @@ static int read_numbers(struct lc_peers *peers)
         size_t size;
 
         if (r != me)
-            err = lc_room_look(peers->room, r, KEY_WRITTEN, none, sizeof(none), &size);
+            err = lc_room_look(peers->room, r, peers_key(peers->change, KEY_WRITTEN), none,
+                               sizeof(none), &size);
     }
     if (err)
         return err;
@@ -397,7 +370,7 @@ static int read_numbers(struct lc_peers *peers)
 
 static int say(struct lc_peers *peers, uint32_t well)
 {
-    return lc_room_post(peers->room, KEY_RESULT, &well, sizeof(well));
+    return lc_room_post(peers->room, peers_key(peers->change, KEY_RESULT), &well, sizeof(well));
 }
 
 /* -EXDEV: some rank writes to another machine's memory, whatever its host name is. */
@@ -419,7 +392,8 @@ static int result_of(const struct lc_peers *peers, uint32_t rank)
 {
     uint32_t well = 0;
     size_t size = 0;
-    int err = lc_room_look(peers->room, rank, KEY_RESULT, &well, sizeof(well), &size);
+    int err = lc_room_look(peers->room, rank, peers_key(peers->change, KEY_RESULT), &well,
+                           sizeof(well), &size);
 
     if (err)
         return err == -EAGAIN ? err : 0;
@@ -456,7 +430,13 @@ static int hear_results(struct lc_peers *peers)
             return result ? result : -ECANCELED;
     }
     lc_room_withdraw_fd(peers->room);
+    if (peers->first)
+        return 0;
     peers->ctas = share_of_device(peers);
+    if (peers->ledger) {
+        __atomic_store_n(&peers->ledger->ring_bytes, peers->bytes, __ATOMIC_RELAXED);
+        __atomic_store_n(&peers->ledger->ring_used, peers->bytes, __ATOMIC_RELAXED);
+    }
     lc_info("rank %u of %u: rings of %zu KB in peers' memory, %u slots", peers->rings.rank,
             peers->rings.shape.ranks, peers->bytes >> 10, peers->rings.shape.slots);
     return 0;
@@ -467,10 +447,9 @@ static int clear(struct lc_peers *peers)
     if (poll_device(peers) == cudaErrorNotReady)
         return -EAGAIN;
     lc_room_withdraw_fd(peers->room);
-    if (peers->fd >= 0)
-        close(peers->fd);
-    peers->fd = -1;
-    unmap(peers);
+    lc_peers_close(peers);
+    if (!peers->first)
+        lc_peers_unmap(peers);
     return 0;
 }
 
@@ -491,6 +470,7 @@ static const struct {
 static const char *reason(const struct lc_peers *peers, int err)
 {
     switch (err) {
+    case -EDQUOT: return "they are more than LOONGCOMM_STAGING_MAX leaves";
     case -EXDEV: return "some ranks are on another machine than their host name says";
     case -ENOTSUP: return "the device or the kernels library cannot share memory";
     default: return err > 0 ? peers->backend->lk_error_text(err) : strerror(-err);
@@ -502,7 +482,10 @@ static void fail(struct lc_peers *peers, int err)
 {
     if (err > 0)
         (void)peers->backend->cudaGetLastError(); /* not the program's error */
-    if (err == -EPIPE) /* the arbiter is gone, which is no matter of memory */
+    if (peers->first && err != -ECANCELED)
+        lc_info("rank %d of %d: no rings of %u slots (%s)", peers->facts.rank, peers->facts.ranks,
+                peers->rings.shape.slots, reason(peers, err));
+    else if (err == -EPIPE) /* the arbiter is gone, which is no matter of memory */
         lc_info("device %d: no agreement on peers' memory any more", peers->facts.device);
     else if (err != -ECANCELED && err != -EDQUOT)
         lc_warn_once(
@@ -534,11 +517,6 @@ void lc_peers_refuse(struct lc_room *room)
     uint32_t well = 0;
 
     (void)lc_room_post(room, KEY_RESULT, &well, sizeof(well));
-}
-
-const struct lk_rings *lc_peers_rings(const struct lc_peers *peers, uint32_t generation)
-{
-    return peers && peers->stage == READY && generation == 0 ? &peers->rings : NULL;
 }
 
 bool lc_peers_were_cut(const struct lc_peers *peers)

@@ -9,6 +9,13 @@
  *   says that it has written; when all have, looks whether all numbers have come to its own segment,
  *   says whether all is well. Who fails says so at once, whatever he has done.
  * A rank is through when one has failed, or when all have said that all is well: then all know the same, and vote.
+ *
+ * Further generations, with other numbers of slots, are set up the same way while the ones before are in use. They take
+ * only what can be had beside running kernels, which may wait for a peer that waits for this rank: memory is created,
+ * mapped and filled, by calls that do not wait for the device (programs make them all the time, as their allocators
+ * grow); what such calls do not give, private state and pinned words, is there from the beginning. Nothing of a
+ * generation is given back before the communicator ends, since unmapping may wait for the device: not what has failed,
+ * nor what is not used any more, which graphs may use for ever.
  */
 #ifndef LC_INTERPOSE_PEERS_H
 #define LC_INTERPOSE_PEERS_H
@@ -22,8 +29,12 @@ struct lc_room;
 /* What they are made for; all but the device equal on all ranks. */
 struct lc_peers_facts {
     int device, rank, ranks;
-    size_t cap; /* bytes that this process may use of a GPU for segments, of all communicators */
+    size_t cap;   /* bytes that this process may use of a GPU for segments, of all communicators */
+    size_t start; /* of a pair's rings at the beginning */
 };
+
+#define LC_GENERATIONS 6u /* different ones of a communicator, at most */
+#define LC_CHANGES     8u /* from one to another, at most */
 
 /* Rings make sense: all ranks are on one host, and they are not too many. Equal on all ranks once the room is
  * complete. */
@@ -35,6 +46,42 @@ struct lc_peers *lc_peers_new(const struct lc_backend *backend, struct lc_room *
 
 /* Goes on as far as possible. True: through, rings or not. The device is current, our calls are legal. */
 bool lc_peers_step(struct lc_peers *peers);
+
+/* ---- later generations, each known by the change (lc_agree_vote_change) that puts it to use, 1 .. LC_CHANGES ----
+ * By the thread that calls operations, as lc_peers_step. */
+
+/* Rings with `slots` slots for `change`, the next number: some that are there, or new ones. NULL: memory has run out, or
+ * there have been too many; the others are told. */
+struct lc_peers *lc_peers_change(struct lc_peers *peers, uint32_t change, uint32_t slots);
+
+/* The same afterwards. */
+struct lc_peers *lc_peers_of(struct lc_peers *peers, uint32_t change);
+
+/* After lc_peers_step of what lc_peers_change gave: all ranks have them. Known alike by all. */
+bool lc_peers_are_ready(const struct lc_peers *peers);
+
+/* There are some with so many slots; new ones would stay below the limits of this rank. */
+bool lc_peers_has(struct lc_peers *peers, uint32_t slots);
+bool lc_peers_fit(const struct lc_peers *peers, uint32_t slots);
+
+/* The most slots below `slots` of generations that are there; 0: none. */
+uint32_t lc_peers_smaller(const struct lc_peers *peers, uint32_t slots);
+
+/* A call on them has waited for slots since this was asked last. */
+bool lc_peers_had_too_few(struct lc_peers *peers, uint32_t generation);
+
+/* A word of this rank's about a change, for the others: once each. 0 or -errno, -EAGAIN: not said yet. */
+enum lc_peers_word {
+    LC_PEERS_WISH,  /* slots that it would like to have */
+    LC_PEERS_ORDER, /* slots that all are to have; rank 0's */
+};
+int lc_peers_say(struct lc_peers *peers, uint32_t change, enum lc_peers_word word, uint32_t slots);
+int lc_peers_hear(struct lc_peers *peers, uint32_t rank, uint32_t change, enum lc_peers_word word,
+                  uint32_t *slots);
+
+/* Bytes of the segments of one generation, and of all that there are. */
+size_t lc_peers_bytes(const struct lc_peers *peers, uint32_t generation);
+size_t lc_peers_all_bytes(const struct lc_peers *peers);
 
 /* This rank cannot take part in anything: the others need not wait. */
 void lc_peers_refuse(struct lc_room *room);

@@ -88,6 +88,10 @@ static void print_ledger(const struct lc_ledger *ledger, FILE *out)
     if (ledger->ring_sent || ledger->ring_elided)
         fprintf(out, "    through rings: %s written to peers, %s not written, being zero\n",
                 human(ledger->ring_sent, sent), human(ledger->ring_elided, asked));
+    if (ledger->ring_bytes)
+        fprintf(out, "    rings: %s in use, %s allocated, size changed %" PRIu64 " times\n",
+                human(ledger->ring_used, sent), human(ledger->ring_bytes, asked),
+                ledger->ring_changes);
     if (ledger->verify_begun || ledger->verify_passed)
         fprintf(out,
                 "    verified beside NCCL: %" PRIu64 " of %" PRIu64 " calls, %" PRIu64
@@ -275,13 +279,19 @@ static void json_ledger(struct lc_json *json, const struct lc_ledger *ledger)
         lc_json_end(json);
     }
     lc_json_end(json);
-    if (ledger->ring_sent || ledger->ring_elided) {
+    if (ledger->ring_sent || ledger->ring_elided || ledger->ring_bytes) {
         lc_json_key(json, "rings");
         lc_json_object(json);
         lc_json_key(json, "bytes_written");
         lc_json_uint(json, ledger->ring_sent);
         lc_json_key(json, "bytes_elided");
         lc_json_uint(json, ledger->ring_elided);
+        lc_json_key(json, "memory_in_use");
+        lc_json_uint(json, ledger->ring_used);
+        lc_json_key(json, "memory_allocated");
+        lc_json_uint(json, ledger->ring_bytes);
+        lc_json_key(json, "changes");
+        lc_json_uint(json, ledger->ring_changes);
         lc_json_end(json);
     }
     if (ledger->verify_begun || ledger->verify_passed)

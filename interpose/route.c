@@ -66,7 +66,8 @@ static bool has_tried_rings(struct lc_comm *comm, int device)
         struct lc_peers_facts facts = { .device = device,
                                         .rank = comm->facts.rank,
                                         .ranks = comm->facts.ranks,
-                                        .cap = config->staging_max };
+                                        .cap = config->staging_max,
+                                        .start = config->staging_start };
 
         reducer->peers = lc_peers_new(reducer->backend, room, &facts, &comm->ledger);
     }

@@ -2,6 +2,8 @@
  *
  * Setting up rings: what others say may come at any moment, and the device may take its time. */
 /* What a step may see is put together by hand. NOLINTNEXTLINE(bugprone-suspicious-include) */
+#include "interpose/generation.c"
+/* NOLINTNEXTLINE(bugprone-suspicious-include) */
 #include "interpose/peers.c"
 
 #include "tests/check.h"

@@ -53,6 +53,9 @@ int main(int argc, char **argv)
                   lc_outcome_sent(LC_RINGS_BF16, 1 << 20));
     comms[2].ledger.ring_sent = 600000;
     comms[2].ledger.ring_elided = 300000;
+    comms[2].ledger.ring_bytes = 12 << 20;
+    comms[2].ledger.ring_used = 8 << 20;
+    comms[2].ledger.ring_changes = 1;
     comms[2].ledger.verify_begun = 12;
     comms[2].ledger.verified = 11;
     comms[2].ledger.verify_unlike = 1;
