@@ -150,6 +150,11 @@ ncclResult_t lc_gather_note(const struct lc_op *op)
     return failed(op->comm, "out of memory");
 }
 
+bool lc_gather_knows(const struct lc_comm *comm)
+{
+    return lc_thread.gather && find_member(lc_thread.gather, comm);
+}
+
 ncclResult_t lc_gather_add(struct lc_op *op, const struct lc_choice *choice,
                            const struct lc_redop *redop)
 {

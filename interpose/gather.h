@@ -15,6 +15,9 @@
  * communicator. */
 ncclResult_t lc_gather_note(const struct lc_op *op);
 
+/* This thread's open group holds an operation of the communicator. */
+bool lc_gather_knows(const struct lc_comm *comm);
+
 /* Takes over the operation and its pin on the communicator. A failure is final for the communicator. */
 ncclResult_t lc_gather_add(struct lc_op *op, const struct lc_choice *choice,
                            const struct lc_redop *redop);

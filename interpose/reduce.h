@@ -15,6 +15,7 @@
 #include "interpose/op.h"
 #include "interpose/policy.h"
 #include "interpose/real.h"
+#include "interpose/sizing.h"
 
 #define LC_CAPTURES 4
 
@@ -38,6 +39,7 @@ struct lc_reducer {
 
     struct lc_verify *verify; /* NULL: nothing is verified */
     struct lc_peers *peers;   /* rings, in the making or made; NULL: none were tried */
+    struct lc_sizing sizing;  /* of them */
 
     struct lc_reducer *next; /* of those that are kept for another communicator */
 };

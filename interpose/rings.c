@@ -41,7 +41,7 @@ int lc_rings_launch(const struct lc_op *op, const struct lc_redop *redop,
                     enum lc_outcome *outcome)
 {
     const struct lc_comm *comm = op->comm;
-    const struct lc_reducer *reducer = comm->reducer;
+    struct lc_reducer *reducer = comm->reducer;
     const struct lc_backend *backend = reducer->backend;
     const struct lk_rings *rings = lc_peers_rings(reducer->peers, op->generation);
     struct lc_situation now = { .ranks = comm->facts.ranks, .profile = lc_machine_profile() };
@@ -55,13 +55,17 @@ int lc_rings_launch(const struct lc_op *op, const struct lc_redop *redop,
     how.pre = &pre;
     bytes = data_bytes(op, list, n, comm->facts.ranks);
     ctas = lc_policy_ctas(op, &now, how.wire != how.type, bytes, lc_peers_ctas(reducer->peers));
-    if (op->kind == LC_OP_REDUCE_SCATTER)
+    if (op->kind == LC_OP_REDUCE_SCATTER) {
+        lc_sizing_note(&reducer->sizing,
+                       bytes / (how.wire == how.type ? 1 : 2) / rings->shape.ranks);
         return backend->lk_rings_reduce_scatter(rings, &how, list, n, ctas, stream);
+    }
     if (how.wire == how.type && lc_policy_one_shot(&now, bytes, lc_process_config()) &&
         backend->lk_lines_bytes(&how, list, n) <= rings->shape.line_bytes) {
         *outcome = LC_RINGS_LINES;
         return backend->lk_lines_all_reduce(rings, &how, list, n, ctas, stream);
     }
+    lc_sizing_note(&reducer->sizing, bytes / (how.wire == how.type ? 1 : 2) / rings->shape.ranks);
     return backend->lk_rings_all_reduce(rings, &how, list, n, ctas, stream);
 }
 

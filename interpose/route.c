@@ -34,8 +34,7 @@ static bool is_collective(enum lc_op_kind kind)
     return kind != LC_OP_SEND && kind != LC_OP_RECV;
 }
 
-/* Also where that cannot be known: the legacy stream while another thread captures one that waits for it. */
-static bool is_captured(const struct lc_backend *backend, int device, cudaStream_t stream)
+bool lc_route_is_captured(const struct lc_backend *backend, int device, cudaStream_t stream)
 {
     enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusActive;
     struct lc_guard guard; /* the legacy stream is the current device's */
@@ -69,6 +68,7 @@ static bool has_tried_rings(struct lc_comm *comm, int device)
                                         .cap = config->staging_max,
                                         .start = config->staging_start };
 
+        reducer->sizing = (struct lc_sizing){ 0 };
         reducer->peers = lc_peers_new(reducer->backend, room, &facts, &comm->ledger);
     }
     if (!reducer->peers) {
@@ -94,7 +94,7 @@ static bool is_set_up(struct lc_comm *comm, cudaStream_t stream)
     if (comm->no_setup || !lc_agree_wants_setup(comm->agree))
         return false;
     backend = lc_backend();
-    if (backend && is_captured(backend, device, stream))
+    if (backend && lc_route_is_captured(backend, device, stream))
         return false; /* at a later call */
     if (!comm->reducer) {
         reducer = lc_reducer_new(device, stream, scratch_size(comm->facts.ranks));
@@ -135,7 +135,8 @@ static void settle_failure(struct lc_op *op, ncclResult_t result)
         settle(op, result);
 }
 
-static void route_reduction(struct lc_op *op, const struct lc_real *real)
+/* `settled`: nothing of the communicator is open in a group. */
+static void route_reduction(struct lc_op *op, const struct lc_real *real, bool settled)
 {
     struct lc_comm *comm = op->comm;
     struct lc_situation now = { .ranks = comm->facts.ranks,
@@ -150,6 +151,8 @@ static void route_reduction(struct lc_op *op, const struct lc_real *real)
     choice = choose(op, &now, true);
     ours = choice.path != LC_PATH_NCCL &&
            atomic_load_explicit(&comm->windows, memory_order_relaxed) == 0;
+    if (ours && settled && comm->set_up && has_rings(comm))
+        lc_sizing_step(comm, op->stream);
     result = lc_agree_next(comm->agree, ours && is_set_up(comm, op->stream), &committed);
     settle_failure(op, result);
     if (result != ncclSuccess)
@@ -186,6 +189,7 @@ static bool is_ready_to_tune(struct lc_comm *comm, cudaStream_t stream)
 void lc_route(struct lc_op *op, const struct lc_real *real)
 {
     struct lc_comm *comm = op->comm;
+    bool settled = lc_thread.depth == 0 || !lc_gather_knows(comm);
 
     if (lc_thread.depth > 0) {
         ncclResult_t result = lc_gather_note(op);
@@ -205,5 +209,5 @@ void lc_route(struct lc_op *op, const struct lc_real *real)
                        lc_agree_next(comm->agree, is_ready_to_tune(comm, op->stream), &committed));
         return;
     }
-    route_reduction(op, real);
+    route_reduction(op, real, settled);
 }
