@@ -1,0 +1,383 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Rings that begin with one slot and get more while they are used, on the rig. argv: what is to happen, ranks, "threads".
+ * Every sum is of small whole numbers, so there is one right result whatever rings it went through. */
+#include "common/deadline.h"
+#include "tests/interpose/fault_lib.h"
+#include "tests/interpose/said.h"
+#include "tests/rig/test_nccl.h"
+
+#include <dirent.h>
+#include <stdbool.h>
+#include <sys/wait.h>
+
+#define ROUNDS   4     /* that a large call sends through each slot, were there one */
+#define SMALL    30000 /* elements: more than go without slots */
+#define LIMIT_MS 60000
+
+#pragma weak lcfault_arm
+
+static struct meeting *meeting;
+static bool threads;
+static int cycles = 60;
+
+struct job {
+    int rank, n;
+    ncclComm_t comm;
+    cudaStream_t stream;
+    float *send, *recv;
+    size_t large;
+    unsigned calls;
+};
+
+static float value_of(size_t i, int rank, unsigned salt)
+{
+    return (float)((i * 7 + (size_t)rank * 3 + salt) % 61);
+}
+
+static void fill(const struct job *job, size_t count, unsigned salt)
+{
+    for (size_t i = 0; i < count; i++)
+        job->send[i] = value_of(i, job->rank, salt);
+}
+
+static void check(const struct job *job, size_t count, unsigned salt)
+{
+    for (size_t i = 0; i < count; i++) {
+        float sum = 0;
+
+        for (int r = 0; r < job->n; r++)
+            sum += value_of(i, r, salt);
+        CHECK(job->recv[i] == sum);
+    }
+}
+
+static ncclResult_t issue(const struct job *job, size_t count)
+{
+    return ncclAllReduce(job->send, job->recv, count, ncclFloat32, ncclSum, job->comm, job->stream);
+}
+
+static void reduce(struct job *job, size_t count)
+{
+    fill(job, count, job->calls);
+    NCCL(issue(job, count));
+    CUDA(cudaStreamSynchronize(job->stream));
+    check(job, count, job->calls);
+    job->calls++;
+}
+
+/* One in eight is large. */
+static void reduce_some(struct job *job, int calls)
+{
+    for (int i = 0; i < calls; i++)
+        reduce(job, i % 8 ? SMALL : job->large);
+}
+
+static bool all_have_said(const struct job *job, const char *what, int times)
+{
+    bool said;
+
+    meeting_wait(meeting, job->n);
+    said = said_count(what) >= times;
+    meeting_wait(meeting, job->n);
+    return said;
+}
+
+/* Goes on with `some` until the log holds `what` so often. */
+static void until_said(struct job *job, const char *what, int times,
+                       void (*some)(struct job *job, int calls))
+{
+    struct lc_deadline until = lc_deadline_in_ms(LIMIT_MS);
+
+    while (!all_have_said(job, what, times)) {
+        CHECK(!lc_deadline_passed(until));
+        some(job, 24);
+    }
+}
+
+static void reduce_small(struct job *job, int calls)
+{
+    for (int i = 0; i < calls; i++)
+        reduce(job, SMALL);
+}
+
+/* Rings, with one slot. */
+static void until_rings(struct job *job)
+{
+    struct lc_deadline until = lc_deadline_in_ms(LIMIT_MS);
+    int before = said_count("committed at");
+
+    meeting_wait(meeting, job->n);
+    while (!all_have_said(job, "committed at", before + job->n)) {
+        CHECK(!lc_deadline_passed(until));
+        reduce(job, 4);
+    }
+}
+
+static void buffers_up(struct job *job, int rank, int n)
+{
+    *job = (struct job){ .rank = rank, .n = n };
+    job->large = (size_t)ROUNDS * 32 * 4096 * (size_t)n;
+    CUDA(cudaSetDevice(rank));
+    job->stream = stream_up();
+    job->send = device_alloc(job->large * sizeof(float));
+    job->recv = device_alloc(job->large * sizeof(float));
+}
+
+static void buffers_down(struct job *job)
+{
+    CUDA(cudaStreamDestroy(job->stream));
+    CUDA(cudaFree(job->send));
+    CUDA(cudaFree(job->recv));
+}
+
+static void set_up(struct job *job, int rank, int n)
+{
+    buffers_up(job, rank, n);
+    job->comm = comm_up(meeting, rank, n);
+    until_rings(job);
+    CHECK(said_count(" 1 slots") == n);
+}
+
+static void end(struct job *job)
+{
+    NCCL(ncclCommDestroy(job->comm));
+    buffers_down(job);
+}
+
+/* Twice as many, and once more; then what was there before is enough again. */
+static int they_grow_and_shrink(int rank, int n, void *arg)
+{
+    struct job job;
+
+    (void)arg;
+    set_up(&job, rank, n);
+    until_said(&job, "from now on, 2 slots", n, reduce_some);
+    until_said(&job, "from now on, 4 slots", n, reduce_some);
+    CHECK(said_count("from now on, 2 slots") == n && said_count("from now on, 1 slots") == 0);
+    until_said(&job, "from now on, 2 slots", 2 * n, reduce_small);
+    reduce_some(&job, 16);
+    end(&job);
+    return 0;
+}
+
+/* ---- graphs ---- */
+
+static cudaGraphExec_t capture(const struct job *job)
+{
+    cudaGraphExec_t exec;
+    cudaGraph_t graph;
+
+    CUDA(cudaStreamBeginCapture(job->stream, cudaStreamCaptureModeThreadLocal));
+    NCCL(issue(job, job->large));
+    NCCL(issue(job, SMALL));
+    CUDA(cudaStreamEndCapture(job->stream, &graph));
+    CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    CUDA(cudaGraphDestroy(graph));
+    return exec;
+}
+
+static void replay(struct job *job, cudaGraphExec_t exec)
+{
+    fill(job, job->large, job->calls);
+    CUDA(cudaGraphLaunch(exec, job->stream));
+    CUDA(cudaStreamSynchronize(job->stream));
+    check(job, job->large, job->calls);
+    job->calls++;
+}
+
+static _Thread_local cudaGraphExec_t graphs[2];
+
+static void replay_between(struct job *job, int calls)
+{
+    for (int i = 0; i < calls; i++) {
+        reduce(job, i % 8 ? SMALL : job->large);
+        if (i % 12 == 5)
+            replay(job, graphs[0]);
+        if (i % 12 == 7 && graphs[1])
+            replay(job, graphs[1]);
+    }
+}
+
+/* What a graph was captured with stays, while calls go over to others. */
+static int graphs_keep_theirs(int rank, int n, void *arg)
+{
+    struct job job;
+
+    (void)arg;
+    set_up(&job, rank, n);
+    graphs[0] = capture(&job);
+    until_said(&job, "from now on, 2 slots", n, replay_between);
+    graphs[1] = capture(&job);
+    until_said(&job, "from now on, 4 slots", n, replay_between);
+    replay_between(&job, 24);
+    CUDA(cudaGraphExecDestroy(graphs[0]));
+    replay(&job, graphs[1]);
+    CUDA(cudaGraphExecDestroy(graphs[1]));
+    end(&job);
+    return 0;
+}
+
+/* ---- what keeps them as they are ---- */
+
+static int there_is_a_cap(int rank, int n, void *arg)
+{
+    struct job job;
+
+    (void)arg;
+    set_up(&job, rank, n);
+    until_said(&job, "leaves no room for more", 1, reduce_some);
+    reduce_some(&job, 300);
+    meeting_wait(meeting, n);
+    CHECK(said_count("leaves no room for more") <= n && said_count("from now on") == 0);
+    end(&job);
+    return 0;
+}
+
+/* Nobody changes over. */
+static int one_rank_cannot_map(int rank, int n, void *arg)
+{
+    struct job job;
+
+    (void)arg;
+    set_up(&job, rank, n);
+    if (rank == n - 1)
+        CHECK(lcfault_arm && lcfault_arm("lk_segment_map", 1));
+    until_said(&job, "no rings of 2 slots", 1, reduce_some);
+    reduce_some(&job, 300);
+    meeting_wait(meeting, n);
+    CHECK(said_count("no rings of 2 slots") == 1 && said_count("from now on") == 0);
+    end(&job);
+    return 0;
+}
+
+/* ---- ends while they grow ---- */
+
+/* Calls after which a rank is no more. */
+static int last_call;
+
+static int a_rank_dies(int rank, int n, void *arg)
+{
+    struct lc_deadline until = lc_deadline_in_ms(LIMIT_MS);
+    ncclResult_t state = ncclSuccess;
+    struct job job;
+
+    (void)arg;
+    set_up(&job, rank, n);
+    reduce_some(&job, last_call);
+    if (rank == n - 1)
+        _exit(0);
+    while (state == ncclSuccess) {
+        CHECK(!lc_deadline_passed(until));
+        fill(&job, SMALL, 0);
+        if (issue(&job, SMALL) != ncclSuccess)
+            break;
+        while (cudaStreamQuery(job.stream) == cudaErrorNotReady && state == ncclSuccess) {
+            NCCL(ncclCommGetAsyncError(job.comm, &state));
+            usleep(1000);
+        }
+    }
+    NCCL(ncclCommAbort(job.comm));
+    _exit(0); /* an abort frees nothing on the device */
+}
+
+static int ranks_die(int n)
+{
+    int failed = 0;
+
+    for (last_call = 16; last_call < 160 && !failed; last_call += 13 + last_call / 4) {
+        meeting_reset(meeting);
+        CHECK(ftruncate(said_file, 0) == 0);
+        failed = lc_ranks_run(n, a_rank_dies, NULL, 100);
+    }
+    return failed;
+}
+
+static int count_entries(const char *folder)
+{
+    DIR *dir = opendir(folder);
+    int count = 0;
+
+    CHECK(dir);
+    while (readdir(dir))
+        count++;
+    closedir(dir);
+    return count;
+}
+
+static int count_segments(void)
+{
+    FILE *file = fopen("/proc/self/maps", "re");
+    char line[512];
+    int count = 0;
+
+    CHECK(file);
+    while (fgets(line, sizeof(line), file))
+        count += strstr(line, "loongkernels-segment") != NULL;
+    fclose(file);
+    return count;
+}
+
+/* At every moment of the change, and behind it. */
+static int ends_at_any_time(int rank, int n, void *arg)
+{
+    int fds = 0;
+    struct job job;
+
+    (void)arg;
+    buffers_up(&job, rank, n);
+    for (int cycle = 0; cycle < cycles; cycle++) {
+        job.comm = comm_up(meeting, rank, n);
+        until_rings(&job);
+        for (int i = 0; i < 14 + cycle % 40; i++)
+            reduce(&job, i == 12 ? job.large : SMALL);
+        NCCL(ncclCommDestroy(job.comm));
+        meeting_wait(meeting, n);
+        if (rank == 0)
+            atomic_store(&meeting->has_id, 0);
+        meeting_wait(meeting, n);
+        CHECK(threads || count_segments() == 0);
+        if (cycle == 10)
+            fds = count_entries("/proc/self/fd");
+    }
+    CHECK(threads || count_entries("/proc/self/fd") <= fds + 4);
+    buffers_down(&job);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    static const struct {
+        const char *name;
+        lc_rank_main *run;
+        const char *cap;
+    } parts[] = {
+        {"grow",    they_grow_and_shrink, "512m"},
+        { "graphs", graphs_keep_theirs,   "512m"},
+        { "cap",    there_is_a_cap,       "4m"  },
+        { "unable", one_rank_cannot_map,  "512m"},
+        { "end",    ends_at_any_time,     "512m"},
+        { "die",    NULL,                 "512m"},
+    };
+    int n = argc > 2 ? atoi(argv[2]) : 2;
+
+    threads = argc > 3 && strcmp(argv[3], "threads") == 0;
+    if (argc > 3 && !threads)
+        cycles = atoi(argv[3]);
+    CHECK(setenv("LOONGCOMM_PEER", "force", 1) == 0 && setenv("LOONGCOMM_REPORT", "off", 1) == 0 &&
+          setenv("LOONGCOMM_SCRATCH", "1m", 1) == 0 &&
+          setenv("LOONGCOMM_STAGING_START", "1m", 1) == 0 &&
+          setenv("LOONGCOMM_STAGING_WARMUP", "8", 1) == 0 &&
+          setenv("LOONGCOMM_STAGING_CALM", "64", 1) == 0);
+    said_begin();
+    meeting = meeting_new();
+    for (size_t i = 0; argc > 1 && i < sizeof(parts) / sizeof(*parts); i++) {
+        if (strcmp(argv[1], parts[i].name) != 0)
+            continue;
+        CHECK(setenv("LOONGCOMM_STAGING_MAX", parts[i].cap, 1) == 0);
+        if (!parts[i].run)
+            return ranks_die(n);
+        return (threads ? lc_ranks_run_threads : lc_ranks_run)(n, parts[i].run, NULL, 150);
+    }
+    return 2;
+}
