@@ -69,6 +69,7 @@ static void change_end(void)
 void lc_comm_after_fork(void)
 {
     change_end();
+    lc_thread.ended = NULL; /* the parent's */
 }
 
 static unsigned place(uintptr_t handle)
@@ -186,6 +187,27 @@ void lc_comm_put(struct lc_comm *comm)
 {
     if (comm && atomic_fetch_sub_explicit(&comm->refs, 1, memory_order_acq_rel) == 1)
         retire(comm);
+}
+
+void lc_comm_put_behind_group(struct lc_comm *comm)
+{
+    if (!comm)
+        return;
+    comm->next_ended = lc_thread.ended;
+    lc_thread.ended = comm;
+}
+
+void lc_comm_put_ended(void)
+{
+    struct lc_comm *comm = lc_thread.ended;
+
+    lc_thread.ended = NULL;
+    while (comm) {
+        struct lc_comm *next = comm->next_ended;
+
+        lc_comm_put(comm);
+        comm = next;
+    }
 }
 
 struct lc_comm *lc_comm_pin(struct lc_comm *comm)

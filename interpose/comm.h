@@ -71,6 +71,8 @@ struct lc_comm {
     struct lc_redops redops;
     struct lc_ledger ledger;
 
+    struct lc_comm *next_ended; /* used by the thread that has destroyed it in a group */
+
     struct lc_progress progress; /* rules there */
     uint64_t
         id; /* the same at every rank; 0: nothing is agreed on; written before refs becomes 1 */
@@ -88,6 +90,13 @@ struct lc_comm *lc_comm_get(ncclComm_t handle);
 struct lc_comm *lc_comm_get_or_adopt(ncclComm_t handle, const struct lc_real *real);
 
 void lc_comm_put(struct lc_comm *comm); /* NULL is allowed */
+
+/* The same once the open group of this thread has ended: NCCL destroys its communicator only then, and until its work is
+ * over a peer may end without goodbye and what waits for it must hear of that. */
+void lc_comm_put_behind_group(struct lc_comm *comm);
+
+/* The outermost group of this thread has ended. */
+void lc_comm_put_ended(void);
 
 /* Once more, of one that is pinned. */
 struct lc_comm *lc_comm_pin(struct lc_comm *comm);

@@ -36,6 +36,7 @@ struct lc_pending {
     char name[32]; /* LC_COMM_NAME */
 };
 
+struct lc_comm;
 struct lc_gather;
 struct lc_tuned;
 
@@ -48,6 +49,7 @@ struct lc_thread {
     struct lc_pending *pending;
     bool creating;            /* NCCL is making a communicator on this thread (tuner.h) */
     struct lc_tuned *tuned;   /* what the tuner plugin has got meanwhile */
+    struct lc_comm *ended;    /* communicators destroyed in the open group (comm.h) */
     struct lc_gather *gather; /* all-reduces of the open group that travel together (gather.h) */
 };
 extern _Thread_local struct lc_thread lc_thread __attribute__((tls_model("initial-exec")));
