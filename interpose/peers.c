@@ -189,6 +189,17 @@ void lc_peers_close(struct lc_peers *peers)
     peers->fd = -1;
 }
 
+void lc_peers_give_back(struct lc_peers *peers)
+{
+    if (!peers || peers->room || poll_device(peers) == cudaErrorNotReady)
+        return;
+    lc_peers_unmap(peers);
+    for (uint32_t c = 1; c <= LC_CHANGES; c++) {
+        if (peers->by_change[c])
+            lc_peers_unmap(peers->by_change[c]);
+    }
+}
+
 void lc_peers_free(struct lc_peers *peers)
 {
     const struct lc_backend *backend;

@@ -98,6 +98,10 @@ bool lc_peers_were_cut(const struct lc_peers *peers);
 /* The room is about to be released, and work may go on. Not freed by it. NULL is allowed, as below. */
 void lc_peers_detach(struct lc_peers *peers);
 
+/* Of detached ones, whose work is over: what others are no longer to write to is unmapped if the device has done all,
+ * without waiting for it, so that it does not count any more. */
+void lc_peers_give_back(struct lc_peers *peers);
+
 /* No work that uses them is in flight; the device is current. */
 void lc_peers_free(struct lc_peers *peers);
 

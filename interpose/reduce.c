@@ -57,6 +57,21 @@ static struct lc_reducer *take_kept(int device, size_t bytes)
     return found;
 }
 
+/* Segments that peers have mapped count for as long as they are mapped here, and unmapping them does not wait. */
+static void give_back_kept(int device)
+{
+    struct lc_reducer *list = atomic_exchange(&kept, NULL);
+
+    while (list) {
+        struct lc_reducer *next = list->next;
+
+        if (list->device == device && list->next_captured == 0 && is_done(list))
+            lc_peers_give_back(list->peers);
+        keep(list);
+        list = next;
+    }
+}
+
 /* What belongs to the communicator that had it: freeing waits for the device, so that is for free_kept. Without memory to
  * keep it in it stays allocated. */
 static void set_peers_aside(struct lc_reducer *reducer)
@@ -87,6 +102,7 @@ struct lc_reducer *lc_reducer_new(int device, cudaStream_t stream, size_t bytes)
             device);
         return NULL;
     }
+    give_back_kept(device);
     reducer = take_kept(device, bytes);
     if (!reducer)
         reducer = calloc(1, sizeof(*reducer));
