@@ -85,6 +85,12 @@ static bool takes_rings(const struct lc_op *op, const struct lc_situation *now, 
            (config->peer == LC_PEER_AUTO && is_known_to_win(op, now, cuts_bytes));
 }
 
+/* No memory is that large: whatever NCCL says about such a call, it says. */
+static bool is_absurd(const struct lc_op *op, int ranks)
+{
+    return op->count > (UINT64_C(1) << 47) / (uint64_t)(ranks > 1 ? ranks : 1) / 4;
+}
+
 struct lc_choice lc_policy(const struct lc_op *op, const struct lc_situation *now,
                            const struct lc_config *config)
 {
@@ -92,7 +98,7 @@ struct lc_choice lc_policy(const struct lc_op *op, const struct lc_situation *no
     uint64_t bytes = lc_op_bytes(op, now->ranks);
     bool wants_cast, wants_pack, wants_rings;
 
-    if (!reduction || now->ranks < 2)
+    if (!reduction || now->ranks < 2 || is_absurd(op, now->ranks))
         return nccl(LC_NCCL_NO_FASTER_PATH);
     wants_cast = can_cast(op, now, config) && bytes >= config->min_bytes;
     wants_pack = can_pack(op, now, config) && bytes > 0 && bytes <= LC_PACK_BYTES;

@@ -9,6 +9,8 @@
 #include "interpose/reduce.h"
 #include "interpose/verify.h"
 
+#include <errno.h>
+
 /* Where the factor of an average or a sum with one belongs. Of fp32 and bf16, which have room for small numbers, before
  * the sum, as in NCCL: sums of large ones then stay in range. Behind it where it would cost bits of what travels. */
 static void place_factor(const struct lc_op *op, const struct lc_redop *redop, int ranks,
@@ -72,10 +74,12 @@ int lc_rings_launch(const struct lc_op *op, const struct lc_redop *redop,
 /* A failure of ours after commit is an error at every rank: never a silent way around it. */
 static ncclResult_t failed(const struct lc_op *op, int err)
 {
+    ncclResult_t result = err == -EINVAL ? ncclInvalidArgument : ncclUnhandledCudaError;
+
     lc_error("%s of %zu elements in peers' memory: %s", lc_op_name(op->kind), op->count,
              op->comm->reducer->backend->lk_error_text(err));
-    lc_agree_break(op->comm->agree, ncclUnhandledCudaError);
-    return ncclUnhandledCudaError;
+    lc_agree_break(op->comm->agree, result);
+    return result;
 }
 
 ncclResult_t lc_reduce_rings(struct lc_op *op, const struct lc_redop *redop,

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "interpose/route.h"
 
+#include "common/config.h"
 #include "common/log.h"
 #include "interpose/comm.h"
+#include "interpose/control/control.h"
 #include "interpose/gather.h"
 #include "interpose/machine.h"
 #include "interpose/peers.h"
@@ -11,6 +13,8 @@
 #include "interpose/reduce.h"
 #include "interpose/rings.h"
 #include "interpose/verify.h"
+
+#include <stdlib.h>
 
 #define PACKING_ONLY ((size_t)16 << 20)
 
@@ -49,6 +53,41 @@ bool lc_route_is_captured(const struct lc_backend *backend, int device, cudaStre
     return status != cudaStreamCaptureStatusNone;
 }
 
+/* A launch then ends with its kernel, which waits for those of the others: one thread cannot make them all. */
+static bool launches_wait_for_each_other(struct lc_room *room, const struct lc_comm *comm)
+{
+    const char *blocking = lc_environment_get("CUDA_LAUNCH_BLOCKING");
+    uint32_t me = (uint32_t)comm->facts.rank;
+
+    if (!blocking || strtol(blocking, NULL, 10) == 0)
+        return false;
+    for (uint32_t r = 0; r < (uint32_t)comm->facts.ranks; r++) {
+        if (r != me && lc_room_record(room, r)->pid == lc_room_record(room, me)->pid)
+            return true;
+    }
+    return false;
+}
+
+/* What this rank alone may know of, said once. */
+static bool has_obstacle(struct lc_room *room, const struct lc_comm *comm)
+{
+    struct lk_ring_shape least = { .ranks = (uint32_t)comm->facts.ranks,
+                                   .channels = 1,
+                                   .slots = 1 };
+
+    if (launches_wait_for_each_other(room, comm)) {
+        lc_warn_once(
+            "CUDA_LAUNCH_BLOCKING is set, and this process has several ranks of a communicator: its reductions do not go through peers' memory");
+        return true;
+    }
+    if (comm->reducer->backend->lk_ring_bytes(&least) != 0)
+        return false;
+    lc_warn_once(
+        "a communicator has %d ranks on this machine, more than the kernels library serves: its reductions do not go through peers' memory",
+        comm->facts.ranks);
+    return true;
+}
+
 /* Through with it, whatever came of it. */
 static bool has_tried_rings(struct lc_comm *comm, int device)
 {
@@ -61,7 +100,7 @@ static bool has_tried_rings(struct lc_comm *comm, int device)
     if (!lc_policy_wants_rings(config, lc_machine_profile()) ||
         !lc_peers_possible(room, comm->facts.ranks))
         return true;
-    if (!reducer->peers) {
+    if (!reducer->peers && !has_obstacle(room, comm)) {
         struct lc_peers_facts facts = { .device = device,
                                         .rank = comm->facts.rank,
                                         .ranks = comm->facts.ranks,

@@ -71,23 +71,27 @@ static void check_rows(const struct row *rows, size_t n, const struct lc_config 
 static void forced_rings_take_all_that_they_can(void)
 {
     static const struct row rows[] = {
-        {AR,               1,     ncclFloat32,  ncclSum, true,  false, true,  LC_PATH_RINGS, LC_RINGS              },
-        { AR,              LARGE, ncclFloat32,  ncclAvg, true,  false, true,  LC_PATH_RINGS, LC_RINGS              },
-        { RS,              LARGE, ncclBfloat16, ncclSum, true,  true,  true,  LC_PATH_RINGS, LC_RINGS              },
-        { RS,              LARGE, ncclFloat16,  ncclAvg, true,  false, true,  LC_PATH_RINGS, LC_RINGS              },
-        { AR,              0,     ncclFloat32,  ncclSum, true,  false, true,  LC_PATH_NCCL,  LC_NCCL_NO_FASTER_PATH},
-        { AR,              LARGE, ncclFloat64,  ncclSum, true,  false, true,  LC_PATH_NCCL,
-         LC_NCCL_NO_FASTER_PATH                                                                                    },
-        { AR,              LARGE, ncclFloat32,  ncclMax, true,  false, true,  LC_PATH_NCCL,
-         LC_NCCL_NO_FASTER_PATH                                                                                    },
-        { LC_OP_BROADCAST, LARGE, ncclFloat32,  ncclSum, true,  false, true,  LC_PATH_NCCL,
-         LC_NCCL_NO_FASTER_PATH                                                                                    },
-        { AR,              LARGE, ncclFloat32,  ncclSum, true,  false, false, LC_PATH_NCCL,
-         LC_NCCL_NOT_COMMITTED                                                                                     },
+        {AR,               1,               ncclFloat32,  ncclSum, true,  false, true,  LC_PATH_RINGS, LC_RINGS              },
+        { AR,              LARGE,           ncclFloat32,  ncclAvg, true,  false, true,  LC_PATH_RINGS, LC_RINGS              },
+        { RS,              LARGE,           ncclBfloat16, ncclSum, true,  true,  true,  LC_PATH_RINGS, LC_RINGS              },
+        { RS,              LARGE,           ncclFloat16,  ncclAvg, true,  false, true,  LC_PATH_RINGS, LC_RINGS              },
+        { AR,              0,               ncclFloat32,  ncclSum, true,  false, true,  LC_PATH_NCCL,  LC_NCCL_NO_FASTER_PATH},
+        { AR,              LARGE,           ncclFloat64,  ncclSum, true,  false, true,  LC_PATH_NCCL,
+         LC_NCCL_NO_FASTER_PATH                                                                                              },
+        { AR,              LARGE,           ncclFloat32,  ncclMax, true,  false, true,  LC_PATH_NCCL,
+         LC_NCCL_NO_FASTER_PATH                                                                                              },
+        { LC_OP_BROADCAST, LARGE,           ncclFloat32,  ncclSum, true,  false, true,  LC_PATH_NCCL,
+         LC_NCCL_NO_FASTER_PATH                                                                                              },
+        { AR,              LARGE,           ncclFloat32,  ncclSum, true,  false, false, LC_PATH_NCCL,
+         LC_NCCL_NOT_COMMITTED                                                                                               },
  /* there are none */
-        { AR,              LARGE, ncclFloat32,  ncclSum, false, false, true,  LC_PATH_NCCL,
-         LC_NCCL_NO_FASTER_PATH                                                                                    },
-        { AR,              10,    ncclFloat32,  ncclSum, false, true,  true,  LC_PATH_PACK,  LC_PACKED             },
+        { AR,              LARGE,           ncclFloat32,  ncclSum, false, false, true,  LC_PATH_NCCL,
+         LC_NCCL_NO_FASTER_PATH                                                                                              },
+        { AR,              10,              ncclFloat32,  ncclSum, false, true,  true,  LC_PATH_PACK,  LC_PACKED             },
+        { AR,              (size_t)1 << 62, ncclFloat32,  ncclSum, true,  false, true,  LC_PATH_NCCL,
+         LC_NCCL_NO_FASTER_PATH                                                                                              },
+        { RS,              (size_t)1 << 44, ncclFloat32,  ncclSum, true,  false, true,  LC_PATH_NCCL,
+         LC_NCCL_NO_FASTER_PATH                                                                                              },
     };
     struct lc_config config = config_with(LC_PEER_FORCE, LC_WIRE_DATA);
 
