@@ -20,12 +20,22 @@
 /* So that the linker keeps the library with all the rest. */
 __attribute__((used)) static int (*const rest)(void) = lk_abi_version;
 
+/* MISTAKEN_RANKS: more ranks than these they do not serve; there is no other mistake then. */
+EXPORT size_t lk_ring_bytes(const struct lk_ring_shape *shape)
+{
+    const char *most = getenv("MISTAKEN_RANKS");
+
+    REAL(lk_ring_bytes);
+    return most && shape->ranks > strtoul(most, NULL, 10) ? 0 : real(shape);
+}
+
 /* A fiftieth too much. */
 static struct lk_scale wrong(const struct lk_scale *scale)
 {
     struct lk_scale made = scale ? *scale : (struct lk_scale){ .value = 1 };
 
-    made.value *= 1.02f;
+    if (!getenv("MISTAKEN_RANKS"))
+        made.value *= 1.02f;
     return made;
 }
 

@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Rings at their limits: communicators that end in a group or early, ranks that rings are nothing for, arguments that
+ * mean nothing. LOONGCOMM_PEER=force, LOONGCOMM_ALLREDUCE_WIRE=bf16, LOONGCOMM_MIN_BYTES=0. argv: the part. */
+#include "tests/interpose/said.h"
+#include "tests/rig/test_nccl.h"
+
+#include <math.h>
+#include <stdbool.h>
+
+#define COUNT  4099
+#define CYCLES 12
+
+static struct meeting *meeting;
+
+struct job {
+    ncclComm_t comm;
+    cudaStream_t stream;
+    float *data;
+};
+
+static struct job begin(int rank, int n)
+{
+    struct job job;
+
+    job.comm = comm_up(meeting, rank, n);
+    job.stream = stream_up();
+    job.data = device_alloc(3 * COUNT * sizeof(float));
+    return job;
+}
+
+static void end(struct job *job)
+{
+    CUDA(cudaStreamDestroy(job->stream));
+    CUDA(cudaFree(job->data));
+}
+
+/* A sum of whole numbers, which bf16 holds. */
+static void reduce_rightly(const struct job *job, int rank, int n)
+{
+    for (int i = 0; i < COUNT; i++)
+        job->data[i] = (float)(rank + i % 3);
+    NCCL(ncclAllReduce(job->data, job->data, COUNT, ncclFloat32, ncclSum, job->comm, job->stream));
+    CUDA(cudaStreamSynchronize(job->stream));
+    for (int i = 0; i < COUNT; i++) {
+        int want = n * (n - 1) / 2 + n * (i % 3);
+
+        CHECK(job->data[i] == (float)want);
+    }
+}
+
+/* Until all have agreed `times`, at the same call. */
+static void agree(const struct job *job, int rank, int n, int times)
+{
+    bool agreed = false;
+
+    for (int call = 0; !agreed; call++) {
+        CHECK(call < 4096);
+        reduce_rightly(job, rank, n);
+        meeting_wait(meeting, n);
+        agreed = said_count("committed at") == n * times;
+        meeting_wait(meeting, n);
+    }
+}
+
+/* NCCL destroys it when the group ends, and waits until then; a peer that is gone must be heard of meanwhile. */
+static int destroyed_in_a_group_while_it_waits(int rank, int n, void *arg)
+{
+    struct job job = begin(rank, n);
+
+    (void)arg;
+    agree(&job, rank, n, 1);
+    CHECK(said_count("rings of") == n);
+    if (rank == 1) {
+        while (!atomic_load(&meeting->word))
+            usleep(500);
+        usleep(300000);
+        _exit(0);
+    }
+    NCCL(ncclAllReduce(job.data, job.data, COUNT, ncclFloat32, ncclSum, job.comm, job.stream));
+    atomic_store(&meeting->word, 1);
+    NCCL(ncclGroupStart());
+    NCCL(ncclCommDestroy(job.comm));
+    NCCL(ncclGroupEnd());
+    CUDA(cudaStreamSynchronize(job.stream));
+    end(&job);
+    return 0;
+}
+
+/* And its memory with it. */
+static int destroyed_in_a_group_in_order(int rank, int n, void *arg)
+{
+    struct job job = begin(rank, n);
+
+    (void)arg;
+    agree(&job, rank, n, 1);
+    NCCL(ncclGroupStart());
+    NCCL(ncclCommDestroy(job.comm));
+    NCCL(ncclGroupEnd());
+    CHECK(said_count("are kept for another communicator") == 0);
+    end(&job);
+    return 0;
+}
+
+/* LOONGCOMM_STAGING_MAX is enough for a few at a time. What the aborted ones had is used by nobody any more. */
+static int aborted_again_and_again(int rank, int n, void *arg)
+{
+    struct job job = begin(rank, n);
+
+    (void)arg;
+    for (int cycle = 1; cycle <= CYCLES; cycle++) {
+        agree(&job, rank, n, cycle);
+        CHECK(said_count("rings of") == n * cycle);
+        NCCL(ncclCommAbort(job.comm));
+        CUDA(cudaStreamSynchronize(job.stream));
+        meeting_wait(meeting, n);
+        if (rank == 0)
+            atomic_store(&meeting->has_id, 0);
+        meeting_wait(meeting, n);
+        job.comm = comm_up(meeting, rank, n);
+    }
+    agree(&job, rank, n, CYCLES + 1);
+    NCCL(ncclCommDestroy(job.comm)); /* with it everything goes that was kept */
+    end(&job);
+    return 0;
+}
+
+/* What NCCL leaves undefined is no error, and nothing is the worse for it. */
+static int partly_overlapping(int rank, int n, void *arg)
+{
+    struct job job = begin(rank, n);
+
+    (void)arg;
+    agree(&job, rank, n, 1);
+    for (int apart = 1; apart < COUNT; apart += 1000) {
+        NCCL(ncclAllReduce(job.data, job.data + apart, COUNT, ncclFloat32, ncclSum, job.comm,
+                           job.stream));
+        NCCL(ncclAllReduce(job.data + apart, job.data, COUNT, ncclFloat32, ncclSum, job.comm,
+                           job.stream));
+        NCCL(ncclReduceScatter(job.data, job.data + apart, COUNT / (size_t)n, ncclFloat32, ncclSum,
+                               job.comm, job.stream));
+        CUDA(cudaStreamSynchronize(job.stream));
+        reduce_rightly(&job, rank, n);
+    }
+    NCCL(ncclCommDestroy(job.comm));
+    end(&job);
+    return 0;
+}
+
+/* The kernels say that they serve fewer ranks. */
+static int too_many_ranks(int rank, int n, void *arg)
+{
+    struct job job = begin(rank, n);
+
+    (void)arg;
+    agree(&job, rank, n, 1);
+    CHECK(said_count("rings of") == 0 && said_count("more than the kernels library serves") == n);
+    NCCL(ncclCommDestroy(job.comm));
+    end(&job);
+    return 0;
+}
+
+/* One thread makes the calls of all. */
+static int launches_that_block(int rank, int n, void *arg)
+{
+    enum {
+        RANKS = 3
+    };
+    struct job job[RANKS];
+    ncclComm_t comms[RANKS];
+
+    (void)rank;
+    (void)n;
+    (void)arg;
+    NCCL(ncclCommInitAll(comms, RANKS, NULL));
+    for (int r = 0; r < RANKS; r++) {
+        CUDA(cudaSetDevice(r));
+        job[r] = (struct job){ comms[r], stream_up(), device_alloc(COUNT * sizeof(float)) };
+    }
+    for (int call = 0; said_count("committed at") < RANKS; call++) {
+        CHECK(call < 4096);
+        NCCL(ncclGroupStart());
+        for (int r = 0; r < RANKS; r++)
+            NCCL(ncclAllReduce(job[r].data, job[r].data, COUNT, ncclFloat32, ncclSum, comms[r],
+                               job[r].stream));
+        NCCL(ncclGroupEnd());
+        for (int r = 0; r < RANKS; r++)
+            CUDA(cudaStreamSynchronize(job[r].stream));
+        usleep(1000);
+    }
+    CHECK(said_count("rings of") == 0 && said_count("CUDA_LAUNCH_BLOCKING is set") == 1);
+    for (int r = 0; r < RANKS; r++) {
+        NCCL(ncclCommDestroy(comms[r]));
+        end(&job[r]);
+    }
+    return 0;
+}
+
+static const struct nccl_test tests[] = {
+    NCCL_TEST(2, destroyed_in_a_group_while_it_waits),
+    NCCL_TEST(3, destroyed_in_a_group_in_order),
+    NCCL_TEST(2, aborted_again_and_again),
+    NCCL_TEST(3, partly_overlapping),
+    NCCL_TEST(3, too_many_ranks),
+    NCCL_TEST(1, launches_that_block),
+};
+
+int main(int argc, char **argv)
+{
+    CHECK(argc == 2);
+    said_begin();
+    meeting = meeting_new();
+    for (size_t i = 0; i < sizeof(tests) / sizeof(*tests); i++) {
+        if (strcmp(argv[1], tests[i].name) == 0)
+            return lc_ranks_run(tests[i].n, tests[i].run, NULL, 120);
+    }
+    return 2;
+}
