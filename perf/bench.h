@@ -288,7 +288,7 @@ struct lc_bench {
  * free; after a failure there is none. */
 int lc_bench_measure(struct lc_bench *bench, const struct lc_bench_case *kase, double budget_s,
                      struct lc_bench_result *out);
-/* Calls of one case for that long that nobody counts. */
+/* Calls of one case for that long that nobody counts. Never captured: ranks agree outside of graphs only. */
 int lc_bench_settle(struct lc_bench *bench, const struct lc_bench_case *kase, double seconds);
 void lc_bench_result_free(struct lc_bench_result *result);
 

@@ -194,15 +194,17 @@ int lc_bench_settle(struct lc_bench *bench, const struct lc_bench_case *kase, do
                                               .iters = MAX_ITERS,
                                               .inner = kase->inplace ? 1 : 8 };
     struct lc_deadline end = lc_deadline_in_ms((int64_t)(seconds * 1000));
+    struct lc_bench_case eager = *kase;
     bool more = seconds > 0;
     char what[128];
     double us[MAX_ITERS];
     int slots;
     int err = 0;
 
-    lc_bench_case_text(kase, what, sizeof(what));
+    eager.graph = false;
+    lc_bench_case_text(&eager, what, sizeof(what));
     if (more)
-        err = prepare(bench, kase, what, &slots);
+        err = prepare(bench, &eager, what, &slots);
     while (more && !err) {
         for (int v = 0; v < LC_BENCH_VARIANTS && !err; v++) {
             if (bench->sets[v].count)

@@ -13,7 +13,7 @@
 
 static const char help[] =
     "usage: loongcomm tune [--ranks N] [--out FILE] [--time MINUTES] [--sizes LIST]\n"
-    "                      [--only rings|nccl] [--resume] [--json] [-- LAUNCHER ARGS]\n"
+    "                      [--only rings|nccl] [--graph] [--resume] [--json] [-- LAUNCHER ARGS]\n"
     "       loongcomm tune --explain SIZE [--op OP] [--type T] [--ranks N] [--nodes N]\n"
     "                      [--profile FILE] [--json]\n"
     "\n"
@@ -29,6 +29,8 @@ static const char help[] =
     "  --time MINUTES    stop trying then (5); confirming what was found may take a little longer\n"
     "  --sizes LIST      bytes (1k,4k,16k,64k,256k,1m,4m,16m,64m); nothing is said of larger ones\n"
     "  --only KIND       only rings (memory between ranks), or only nccl (its own choices)\n"
+    "  --graph           calls are captured in a CUDA graph and replayed, for jobs that do so: small\n"
+    "                    ones gain there what a call from the host hides\n"
     "  --resume          go on with what FILE.part holds\n"
     "  --json            one JSON document, \"schema\": \"loongcomm.tune/1\", instead of text\n"
     "  -- LAUNCHER ARGS  put in front of loongcomm-bench: -- mpirun -n 16 --hostfile hosts\n"
@@ -56,6 +58,7 @@ struct options {
     uint64_t size[LC_TUNE_SIZES];
     int n_sizes;
     bool resume;
+    bool graph;
     bool help;
 };
 
@@ -117,7 +120,7 @@ static int check(struct options *out, bool measures, bool asks)
 
 static int parse_values(struct options *out, const char *ranks, const char *nodes)
 {
-    bool measures = out->out || out->time || out->sizes || out->only || out->resume ||
+    bool measures = out->out || out->time || out->sizes || out->only || out->resume || out->graph ||
                     out->launcher;
     bool asks = out->question.op || out->question.type || out->question.profile || nodes;
     int most = out->question.size ? 1 << 24 : 1024;
@@ -129,6 +132,24 @@ static int parse_values(struct options *out, const char *ranks, const char *node
     if (!code && nodes)
         code = parse_count("--nodes", nodes, 1, most, &out->question.nodes);
     return code;
+}
+
+static bool take_flag(const char *word, struct options *out)
+{
+    const struct {
+        const char *name;
+        bool *value;
+    } flags[] = {
+        {"--json",    &out->question.json},
+        { "--resume", &out->resume       },
+        { "--graph",  &out->graph        },
+    };
+
+    for (size_t i = 0; i < sizeof(flags) / sizeof(*flags); i++) {
+        if (strcmp(word, flags[i].name) == 0)
+            return *flags[i].value = true;
+    }
+    return false;
 }
 
 static int parse(int argc, char **argv, struct options *out)
@@ -163,10 +184,8 @@ static int parse(int argc, char **argv, struct options *out)
             out->help = true;
             return LC_CLI_FINE;
         }
-        if (strcmp(argv[i], "--json") == 0 || strcmp(argv[i], "--resume") == 0) {
-            *(argv[i][2] == 'j' ? &out->question.json : &out->resume) = true;
+        if (take_flag(argv[i], out))
             continue;
-        }
         while (at < n_valued && strcmp(argv[i], valued[at].name) != 0)
             at++;
         if (at == n_valued)
@@ -180,7 +199,7 @@ static int parse(int argc, char **argv, struct options *out)
 
 /* --- measuring --- */
 
-#define CONFIRM_SHARE 0.2  /* of the time */
+#define CONFIRM_SHARE 0.25 /* of the time */
 #define MOST_S        30.0 /* that more figures of one step are worth */
 #define USEFUL_S      0.3  /* for a size, less if there is little time in all */
 
@@ -193,6 +212,8 @@ struct tuning {
     double fixed_s;      /* what a run costs beside its budget, as the last ones did */
     char part[PATH_MAX]; /* the file of what has been measured */
     int failures;
+    int refused;   /* ways through mapped memory that no call took; */
+    bool allowed;  /* but some did */
     bool progress; /* a line on the terminal is to be wiped */
 };
 
@@ -219,10 +240,18 @@ static void show(struct tuning *t, int at, int of, const char *what)
     t->progress = true;
 }
 
+/* Twice is no accident: the ranks cannot map each other's memory here. */
+static bool lacks_rings(const struct tuning *t)
+{
+    return t->refused >= 2 && !t->allowed;
+}
+
 static bool is_wanted(const struct tuning *t, const struct lc_tune_step *step)
 {
     const char *only = t->options->only;
 
+    if (step->kind == LC_TUNE_RINGS && lacks_rings(t))
+        return false;
     if (step->kind == LC_TUNE_NCCL)
         return t->tools.plugin[0] && (!only || strcmp(only, "nccl") == 0);
     if (step->kind == LC_TUNE_EQUAL)
@@ -261,6 +290,8 @@ static int same_machine(struct tuning *t, const struct lc_tune_found *found)
         r->nccl = found->nccl;
         r->ranks = found->ranks;
         r->nodes = found->nodes;
+        if (found->why[0]) /* once: it says the same again */
+            lc_cli_say("tune: %s", found->why);
         return lc_tune_check_out(t->options->out, r);
     }
     if (r->nccl == found->nccl && r->ranks == found->ranks && r->nodes == found->nodes)
@@ -285,9 +316,23 @@ static int take(struct tuning *t, int step, const struct lc_tune_found *found)
 /* Ranks map each other's memory when a call first wants it, and agree at a later one, at the latest after as long again. */
 static double settle_s(const struct tuning *t, enum lc_tune_kind kind)
 {
-    double most = kind == LC_TUNE_RINGS || kind == LC_TUNE_CAST ? 1 : 0.1;
+    double most = kind == LC_TUNE_RINGS || kind == LC_TUNE_CAST ? 1.5 : 0.1;
 
     return most < t->total_s / 120 ? most : t->total_s / 120;
+}
+
+/* What went to NCCL after all says nothing of memory between ranks. */
+static void note_refusal(struct tuning *t, const char *name, struct lc_tune_found *found)
+{
+    t->allowed |= found->taken > 0;
+    if (found->taken != 0)
+        return;
+    t->refused++;
+    found->n = 0;
+    lc_cli_say("tune: %s: no call went through memory between the ranks%s", name,
+               lacks_rings(t) ? ", nor does any other here, so that is not tried further "
+                                "(LOONGCOMM_LOG_LEVEL=info in a job says why)"
+                              : "");
 }
 
 static int measure_step(struct tuning *t, int step, double budget_s)
@@ -319,6 +364,8 @@ static int measure_step(struct tuning *t, int step, double budget_s)
         t->failures++;
         return t->results.nccl ? lc_tune_save(&t->results, t->part) : -EIO;
     }
+    if (s->kind == LC_TUNE_RINGS)
+        note_refusal(t, name, &found);
     err = take(t, step, &found);
     if (err)
         return err;
@@ -388,9 +435,9 @@ static int confirm(struct tuning *t, struct lc_tune_choice *choice,
         return err;
     run.n_sizes = lc_tune_recheck_sizes(choice, sizes, LC_TUNE_POINTS / 2);
     run.settle_s = settle_s(t, run.kind);
-    run.budget_s = CONFIRM_SHARE * t->total_s / lc_tune_n_places;
-    if (run.budget_s < USEFUL_S)
-        run.budget_s = USEFUL_S;
+    run.budget_s = CONFIRM_SHARE * t->total_s / lc_tune_n_places - t->fixed_s - run.settle_s;
+    if (run.budget_s < USEFUL_S / 2 * run.n_sizes)
+        run.budget_s = USEFUL_S / 2 * run.n_sizes;
     show(t, 1, 1, "confirming");
     if (compare(t, &run, &found) != 0) {
         lc_cli_say("tune: the chosen rules cannot be measured, and are dropped: %s", found.why);
@@ -436,6 +483,7 @@ static int begin(struct tuning *t)
 
     (void)snprintf(t->part, sizeof(t->part), "%s.part", out);
     (void)snprintf(t->tools.json, sizeof(t->tools.json), "%s.bench", out);
+    (void)snprintf(t->tools.reports, sizeof(t->tools.reports), "%s.reports", out);
     if (!err && !realpath(".", t->tools.candidate))
         err = -errno;
     if (err)
@@ -446,6 +494,7 @@ static int begin(struct tuning *t)
         return -ENAMETOOLONG;
     (void)sprintf(t->tools.candidate + strlen(t->tools.candidate), "%s%s.try",
                   *out == '/' ? "" : "/", out);
+    t->tools.graph = t->options->graph;
     t->tools.launcher = t->options->launcher;
     t->tools.ranks = t->options->question.ranks;
     lc_profile_gpu_here(gpu, sizeof(gpu));

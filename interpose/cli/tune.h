@@ -131,6 +131,8 @@ struct lc_tune_tools {
     int ranks;                /* 0: as the bench does */
     char candidate[PATH_MAX]; /* the profile that the second side uses */
     char json[PATH_MAX];      /* what the bench writes */
+    char reports[PATH_MAX];   /* folder for what the library says of its calls */
+    bool graph;               /* calls are captured and replayed */
 };
 
 struct lc_tune_run {
@@ -145,9 +147,11 @@ struct lc_tune_run {
 
 struct lc_tune_found {
     int nccl, ranks, nodes;
+    double
+        taken; /* share of the second side's calls that went through mapped memory; below 0: not known */
     struct lc_tune_recheck at[LC_TUNE_POINTS];
     int n;
-    char why[512]; /* of a failure */
+    char why[512]; /* of a failure, or what the bench warns of */
 };
 
 int lc_tune_find_tools(

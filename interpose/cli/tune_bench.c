@@ -8,16 +8,19 @@
 #include "interpose/cli/json_walk.h"
 #include "interpose/cli/tune.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-#define ARGS_MAX  256
-#define JSON_MAX  ((size_t)4 << 20)
-#define WAIT_S    60     /* for one rank's answer */
-#define BEYOND_MS 180000 /* what a run may last beyond its budget */
+#define ARGS_MAX   256
+#define JSON_MAX   ((size_t)4 << 20)
+#define PLUGIN_MAX 250    /* NCCL cuts longer paths */
+#define WAIT_S     60     /* for one rank's answer */
+#define BEYOND_MS  180000 /* what a run may last beyond its budget */
 
 int lc_tune_find_tools(struct lc_tune_tools *out)
 {
@@ -25,8 +28,11 @@ int lc_tune_find_tools(struct lc_tune_tools *out)
         lc_cli_say("tune: loongcomm-bench is not beside this program; reinstall");
         return -ENOENT;
     }
-    if (lc_cli_find_tuner(out->plugin) != 0)
+    if (lc_cli_find_tuner(out->plugin) != 0 || strlen(out->plugin) > PLUGIN_MAX) {
+        lc_cli_say("tune: there is no libnccl-tuner-loongcomm.so near, or its path is too long for "
+                   "NCCL: NCCL's own ways are not tried");
         out->plugin[0] = '\0';
+    }
     return 0;
 }
 
@@ -86,6 +92,8 @@ static void add_side(struct command *command, const struct lc_tune_tools *tools,
     add_env(command, "LOONGCOMM_PEER", run->kind == LC_TUNE_RINGS ? "auto" : "off");
     add_env(command, "LOONGCOMM_ALLREDUCE_WIRE", bf16 ? "bf16" : "data");
     add_env(command, "LOONGCOMM_MIN_BYTES", "0");
+    add_env(command, "LOONGCOMM_REPORT", "json");
+    add_env(command, "LOONGCOMM_DIR", tools->reports);
     add_env(command, "LOONGCOMM_EXACT", "fp32");
     if (bf16) {
         add(command, "--bits"); /* sums that bf16 holds */
@@ -130,6 +138,8 @@ static void build(const struct lc_tune_tools *tools, const struct lc_tune_run *r
         add(command, "--ranks");
         addf(command, "%d", tools->ranks);
     }
+    if (tools->graph)
+        add(command, "--graph");
     add(command, "--budget");
     addf(command, "%.2f", run->budget_s < 0.1 ? 0.1 : run->budget_s);
     add(command, "--settle");
@@ -207,19 +217,67 @@ static void visit(const char *path, const char *value, void *arg)
         take_record(reader);
 }
 
-static int read_json(const char *path, struct lc_tune_found *out)
+static char *read_text(const char *path)
 {
     lc_autofclose FILE *in = fopen(path, "re");
-    lc_autofree char *text = malloc(JSON_MAX + 1);
-    struct reader reader = { .out = out };
-    size_t size;
+    char *text = in ? malloc(JSON_MAX + 1) : NULL;
 
-    if (!in || !text) {
+    if (text)
+        text[fread(text, 1, JSON_MAX, in)] = '\0';
+    return text;
+}
+
+struct calls {
+    bool mapped; /* the path that is being read */
+    double all, through_memory;
+};
+
+static void visit_report(const char *path, const char *value, void *arg)
+{
+    struct calls *calls = arg;
+
+    if (strcmp(path, "communicators.operations.paths.path") == 0)
+        calls->mapped = strcmp(value, "rings") == 0;
+    if (strcmp(path, "communicators.operations.paths.calls") != 0)
+        return;
+    calls->all += strtod(value, NULL);
+    if (calls->mapped)
+        calls->through_memory += strtod(value, NULL);
+}
+
+/* Of the ranks on this machine; the folder is gone afterwards. */
+static double read_reports(const char *folder)
+{
+    DIR *dir = opendir(folder);
+    struct calls calls = { 0 };
+    struct dirent *entry;
+
+    while (dir && (entry = readdir(dir))) {
+        lc_autofree char *path = NULL;
+        lc_autofree char *text = NULL;
+
+        if (entry->d_name[0] == '.' || asprintf(&path, "%s/%s", folder, entry->d_name) < 0)
+            continue;
+        text = read_text(path);
+        if (text)
+            (void)lc_cli_json_walk(text, visit_report, &calls);
+        (void)unlink(path);
+    }
+    if (dir)
+        closedir(dir);
+    (void)rmdir(folder);
+    return calls.all > 0 ? calls.through_memory / calls.all : -1;
+}
+
+static int read_json(const char *path, struct lc_tune_found *out)
+{
+    lc_autofree char *text = read_text(path);
+    struct reader reader = { .out = out };
+
+    if (!text) {
         (void)snprintf(out->why, sizeof(out->why), "it wrote no %.400s", path);
         return -ENOENT;
     }
-    size = fread(text, 1, JSON_MAX, in);
-    text[size] = '\0';
     if (lc_cli_json_walk(text, visit, &reader) != 0 || out->nccl < 20000 || out->ranks < 2 ||
         out->nodes < 1 || out->nodes > out->ranks) {
         (void)snprintf(out->why, sizeof(out->why), "what it wrote is no result");
@@ -241,12 +299,17 @@ int lc_tune_compare(const struct lc_tune_tools *tools, const struct lc_tune_run 
     memset(&command, 0, sizeof(command));
     build(tools, run, &command);
     (void)unlink(tools->json);
+    (void)read_reports(tools->reports); /* of a run that was interrupted */
+    (void)mkdir(tools->reports, 0700);
     lc_cli_child_run(&child, &outcome);
-    if (outcome.end == LC_CLI_EXITED && outcome.code == 0)
+    if (outcome.end == LC_CLI_EXITED && outcome.code == 0) {
+        (void)snprintf(out->why, sizeof(out->why), "%.500s", lc_cli_child_last_line(&outcome));
         err = read_json(tools->json, out);
-    else
+    } else {
         (void)snprintf(out->why, sizeof(out->why), "%.100s: %.380s",
                        lc_cli_child_end(&child, &outcome), lc_cli_child_last_line(&outcome));
+    }
+    out->taken = read_reports(tools->reports);
     (void)unlink(tools->json);
     return err;
 }

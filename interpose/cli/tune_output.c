@@ -169,6 +169,8 @@ void lc_tune_print_figures(const char *name, const struct lc_tune_found *found)
         size_text(found->at[i].bytes, size);
         (void)printf("  %s %.2f(%.2f)", size, found->at[i].ratio.median, found->at[i].ratio.p10);
     }
+    if (found->taken > 0)
+        (void)printf("  [%.0f %% of calls through mapped memory]", 100 * found->taken);
     (void)printf("\n");
     (void)fflush(stdout);
 }

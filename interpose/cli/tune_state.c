@@ -117,9 +117,11 @@ static int take_line(struct lc_tune_results *out, char *line, int number, size_t
     if (number == 1)
         return strcmp(line, HEAD) == 0 ? 0 : -EINVAL;
     if (number == 2) {
-        if (strncmp(line, "gpu ", 4) != 0 || !line[4] || strlen(line + 4) >= sizeof(out->gpu))
+        size_t length = strlen(line);
+
+        if (strncmp(line, "gpu ", 4) != 0 || length == 4 || length - 4 >= sizeof(out->gpu))
             return -EINVAL;
-        (void)snprintf(out->gpu, sizeof(out->gpu), "%s", line + 4);
+        memcpy(out->gpu, line + 4, length - 3);
         return 0;
     }
     if (number == 3)

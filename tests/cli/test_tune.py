@@ -261,7 +261,7 @@ class Rig(CliTest):
         return self.path("p")
 
     def test_it_measures(self):
-        result = call("tune", "--ranks", "2", "--sizes", "4k,64k", "--time", "0.05", "--out", self.path("p"), "--json")
+        result = call("tune", "--ranks", "2", "--sizes", "4k,64k", "--time", "0.02", "--out", self.path("p"), "--json")
         self.assertEqual(result.returncode, 0, result.stderr)
         document = self.document(result)
         self.assertEqual((document["gpu"], document["ranks"], document["nodes"]), ("none", 2, 1))
@@ -305,7 +305,7 @@ class Usage(CliTest):
                      ("--explain", "4k", "--type", "q"), ("--explain", "4k", "--ranks", "0"),
                      ("--explain", "4k", "--ranks", "2", "--nodes", "3"), ("--explain", "4k", "--out", "p"),
                      ("--op", "all-reduce"), ("--time", "x"), ("--time", "-1"), ("--sizes", "4k,1k"), ("--sizes", "4k,5"),
-                     ("--sizes", "4k,"), ("--only", "q"), ("--ranks", "1"), ("--",), ("x",)):
+                     ("--sizes", "4k,"), ("--only", "q"), ("--explain", "4k", "--graph"), ("--ranks", "1"), ("--",), ("x",)):
             result = call("tune", *args)
             self.assertEqual((result.returncode, len(result.stderr.splitlines())), (2, 1), (args, result.stderr))
             self.assertTrue(result.stderr.startswith("loongcomm: tune: "), result.stderr)
