@@ -378,19 +378,19 @@ template <class Call> struct exchange_send_role {
     }
     __device__ __forceinline__ volatile uint64_t *counter(uint32_t channel, uint32_t peer) const
     {
-        return c.counter(lk_sent_offset(&c.shape(), LK_SCATTER, peer, channel));
+        return c.counter(lk_sent_offset(&c.shape(), LK_EXCHANGE, peer, channel));
     }
     __device__ __forceinline__ bool ready(uint32_t channel, uint64_t message, uint32_t *) const
     {
         uint64_t credit = load_word(c.segment +
-                                    lk_credit_offset(&c.shape(), LK_SCATTER, c.lane, channel));
+                                    lk_credit_offset(&c.shape(), LK_EXCHANGE, c.lane, channel));
 
         return message - credit <= c.shape().slots;
     }
     __device__ __forceinline__ uint64_t slot(const exchange_job &j) const
     {
         return c.segment_of(j.peer) +
-               lk_slot_offset(&c.shape(), LK_SCATTER, c.rank(), j.channel, c.slot_of(j.message));
+               lk_slot_offset(&c.shape(), LK_EXCHANGE, c.rank(), j.channel, c.slot_of(j.message));
     }
     /* Lane 0, after the fence. */
     __device__ __forceinline__ void publish(const exchange_job &j, traffic *t) const
@@ -400,7 +400,7 @@ template <class Call> struct exchange_send_role {
         uint32_t live = __popc(j.wrote) * LK_GRANULE - (j.wrote >> last & 1 ? missing : 0);
 
         store_word(c.segment_of(j.peer) +
-                       lk_words_offset(&c.shape(), LK_SCATTER, c.rank(), j.channel) +
+                       lk_words_offset(&c.shape(), LK_EXCHANGE, c.rank(), j.channel) +
                        8 * c.slot_of(j.message),
                    lk_slot_word(j.message, j.wrote));
         t->sent += live + 8;
@@ -421,12 +421,12 @@ template <class Call> struct exchange_take_role {
     }
     __device__ __forceinline__ volatile uint64_t *counter(uint32_t channel, uint32_t peer) const
     {
-        return c.counter(lk_taken_offset(&c.shape(), LK_SCATTER, peer, channel));
+        return c.counter(lk_taken_offset(&c.shape(), LK_EXCHANGE, peer, channel));
     }
     __device__ __forceinline__ bool ready(uint32_t channel, uint64_t message, uint32_t *live) const
     {
         uint64_t word = load_word(c.segment +
-                                  lk_words_offset(&c.shape(), LK_SCATTER, c.lane, channel) +
+                                  lk_words_offset(&c.shape(), LK_EXCHANGE, c.lane, channel) +
                                   8 * c.slot_of(message));
 
         *live = static_cast<uint32_t>(word >> 32);
@@ -435,12 +435,12 @@ template <class Call> struct exchange_take_role {
     __device__ __forceinline__ uint64_t slot(const exchange_job &j) const
     {
         return c.segment +
-               lk_slot_offset(&c.shape(), LK_SCATTER, j.peer, j.channel, c.slot_of(j.message));
+               lk_slot_offset(&c.shape(), LK_EXCHANGE, j.peer, j.channel, c.slot_of(j.message));
     }
     __device__ __forceinline__ void publish(const exchange_job &j, traffic *t) const
     {
         store_word(c.segment_of(j.peer) +
-                       lk_credit_offset(&c.shape(), LK_SCATTER, c.rank(), j.channel),
+                       lk_credit_offset(&c.shape(), LK_EXCHANGE, c.rank(), j.channel),
                    j.message);
         t->sent += 8;
     }
@@ -592,6 +592,9 @@ __device__ __forceinline__ void control_exchange(const Call &c, exchange_pipelin
     if (c.lane == 0) {
         atomicAdd(reinterpret_cast<unsigned long long *>(&counts->bytes_sent), control.t.sent);
         atomicAdd(reinterpret_cast<unsigned long long *>(&counts->bytes_elided), control.t.elided);
+        atomicAdd(reinterpret_cast<unsigned long long *>(&counts->exchange_sent), control.t.sent);
+        atomicAdd(reinterpret_cast<unsigned long long *>(&counts->exchange_elided),
+                  control.t.elided);
     }
 }
 

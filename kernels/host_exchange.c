@@ -114,11 +114,11 @@ static bool send_one(struct worker *w, uint32_t channel, uint32_t peer)
     struct part part;
     uint32_t live;
 
-    if (at->entry == end || !lk_slot_credit(&w->cta, LK_SCATTER, peer, channel))
+    if (at->entry == end || !lk_slot_credit(&w->cta, LK_EXCHANGE, peer, channel))
         return false;
     part = tile_of(job, at->entry, at->tile);
     live = read_part(w, &part, job->launch.entries[at->entry].other);
-    lk_slot_send(&w->cta, LK_SCATTER, peer, channel, part.bytes, live);
+    lk_slot_send(&w->cta, LK_EXCHANGE, peer, channel, part.bytes, live);
     at->tile += shape_of(job)->channels;
     settle(job, at, end, first_tile(w, channel, peer));
     return true;
@@ -133,10 +133,10 @@ static bool take_one(struct worker *w, uint32_t channel, uint32_t peer)
     struct part part;
     uint64_t word;
 
-    if (at->entry == end || !lk_slot_arrived(&w->cta, LK_SCATTER, peer, channel, &word))
+    if (at->entry == end || !lk_slot_arrived(&w->cta, LK_EXCHANGE, peer, channel, &word))
         return false;
     part = tile_of(job, at->entry, at->tile);
-    lk_slot_take(&w->cta, LK_SCATTER, peer, channel, word, part.bytes);
+    lk_slot_take(&w->cta, LK_EXCHANGE, peer, channel, word, part.bytes);
     memcpy((void *)(uintptr_t)part.address, w->cta.in, part.bytes);
     at->tile += shape_of(job)->channels;
     settle(job, at, end, first_tile(w, channel, peer));
@@ -226,6 +226,8 @@ static void run_worker(void *arg, uint32_t number, uint32_t ctas)
 
     copy_own(&w);
     run_units(&w);
+    w.cta.counts.exchange_sent = w.cta.counts.bytes_sent;
+    w.cta.counts.exchange_elided = w.cta.counts.bytes_elided;
     lk_cta_end(&w.cta);
 }
 

@@ -368,6 +368,9 @@ void lk_cta_end(const struct lk_cta *cta)
 
     __atomic_fetch_add(&state->counts.bytes_sent, cta->counts.bytes_sent, __ATOMIC_RELAXED);
     __atomic_fetch_add(&state->counts.bytes_elided, cta->counts.bytes_elided, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&state->counts.exchange_sent, cta->counts.exchange_sent, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&state->counts.exchange_elided, cta->counts.exchange_elided,
+                       __ATOMIC_RELAXED);
     if (cta->waited > LK_WAITS_ALLOWED && cta->head->rings.too_few)
         __atomic_store_n(cta->head->rings.too_few, 1, __ATOMIC_RELAXED);
 }

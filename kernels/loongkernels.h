@@ -35,7 +35,7 @@
 extern "C" {
 #endif
 
-#define LK_ABI_VERSION 2
+#define LK_ABI_VERSION 3
 #define LK_PACK_ALIGN  8 /* elements */
 
 enum lk_type {

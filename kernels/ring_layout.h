@@ -20,6 +20,7 @@
 enum lk_leg {
     LK_SCATTER,
     LK_GATHER,
+    LK_EXCHANGE,
     LK_LEGS,
 };
 
@@ -138,7 +139,7 @@ LK_INLINE uint64_t lk_tiles_in(const struct lk_ring_shape *s, uint64_t tiles, ui
 
 /* ---- messages of an exchange ----
  * A message has tiles of its own, of equal size, the last may be shorter. Tile k of a message from src to dst is carried by
- * the unit (LK_SCATTER, src, dst, channel (src + dst + k) % channels). A unit carries the tiles of messages in the order
+ * the unit (LK_EXCHANGE, src, dst, channel (src + dst + k) % channels). A unit carries the tiles of messages in the order
  * of the messages. So both ends know it from the size of each message alone, and it does not matter which messages have
  * been put into one call at either end. That src + dst comes in spreads small messages to different ranks.
  *

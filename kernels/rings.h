@@ -11,8 +11,8 @@
  *
  * Legs and rings. For each leg and directed pair (src, dst) there is a ring of `channels` x `slots` slots of
  * LK_SLOT_BYTES in dst's segment. Leg LK_SCATTER brings contributions to the owner of a tile, leg LK_GATHER brings the
- * owner's result to everybody. The unit of progress is (leg, pair, channel); it is a queue with one writer and one
- * reader.
+ * owner's result to everybody, leg LK_EXCHANGE brings messages from any rank to any other. The unit of progress is (leg,
+ * pair, channel); it is a queue with one writer and one reader.
  *  - Slot word, in dst's segment, written by src alone: low 32 bits = number of the slot's message in its unit (counted
  *    from 1, modulo 2^32), high 32 bits = one bit per granule of LK_GRANULE bytes, 1 = it was written. A granule whose
  *    bit is 0 is all zero bits and its bytes in the ring are undefined. Release at system scope, after all payload of the
@@ -22,7 +22,7 @@
  *    n - credit <= slots.
  *  - Message n lies in slot (n - 1) % slots.
  * Every rank calls the same reductions on one set of rings in the same order, each with equal arguments but for
- * addresses; exchanges use units of leg LK_SCATTER for messages between any pairs. Which tiles there are, who owns them and which unit carries them follows from the arguments and the shape
+ * addresses. Which tiles there are, who owns them and which unit carries them follows from the arguments and the shape
  * alone (ring_layout.h), never from the size of the grid.
  *
  * Progress. Taking a result out of a gather slot waits for nothing else. Reducing a tile waits for the scatter slots of
@@ -148,8 +148,9 @@ int lk_lines_all_reduce(const struct lk_rings *rings, const struct lk_reduction 
  * The i-th message that a rank sends to another one is received by the i-th receive that the other one has from it, over
  * all calls, whichever calls they are in; both have the same bytes. Only the ranks of the messages take part: a single send
  * is a call of its rank alone. Calls of a rank run one after another, and the messages of one call all at once, so what
- * ends with a transfer that begins when both sides are there ends here, too; one slot per unit is enough. The order of calls
- * on one set of rings has to be the same at both ends of each pair, reductions included. */
+ * ends with a transfer that begins when both sides are there ends here, too; one slot per unit is enough. Units of their
+ * own: exchanges and reductions know nothing of each other, whatever the order in which either end calls them, and one of
+ * each may run at a time. */
 struct lk_message {
     void *address;  /* any alignment; a send's is only read */
     uint64_t bytes; /* 0: none, it is matched with nothing */
@@ -179,8 +180,9 @@ int lk_rings_exchange(const struct lk_rings *rings, const struct lk_message *sen
 
 /* What the device has counted in the private state, for the ledger. Read with a copy from `state`, at offset 0. */
 struct lk_ring_counts {
-    uint64_t bytes_sent;   /* payload and words written to peers */
-    uint64_t bytes_elided; /* payload that was all zero and not written */
+    uint64_t bytes_sent;                     /* payload and words written to peers */
+    uint64_t bytes_elided;                   /* payload that was all zero and not written */
+    uint64_t exchange_sent, exchange_elided; /* of both, what exchanges did */
 };
 
 #ifdef __cplusplus

@@ -249,7 +249,7 @@ static uint64_t tile_count(const struct lk_ring_shape *shape, uint64_t bytes)
 struct lk_ring_counts exchange_counts(const struct exchange_plan *plan, uint32_t rank,
                                       const struct lk_ring_shape *shape)
 {
-    struct lk_ring_counts counts = { 0, 0 };
+    struct lk_ring_counts counts = { 0 };
 
     for (size_t i = 0; i < plan->n; i++) {
         const struct exchange_message *m = &plan->messages[i];

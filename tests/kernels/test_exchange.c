@@ -301,6 +301,8 @@ static void counts_say_what_was_written_and_what_was_not(void)
 
             CHECK(state->counts.bytes_sent == want.bytes_sent);
             CHECK(state->counts.bytes_elided == want.bytes_elided);
+            CHECK(state->counts.exchange_sent == want.bytes_sent);
+            CHECK(state->counts.exchange_elided == want.bytes_elided);
         }
         ring_world_fini(&world);
     }

@@ -392,7 +392,7 @@ static void shapes_have_bounds(void)
     for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++)
         CHECK(lk_ring_bytes(&bad[i]) == 0 && lk_ring_state_bytes(&bad[i]) == 0);
     CHECK(lk_ring_bytes(&most) > (size_t)4 << 30);
-    CHECK(lk_ring_state_bytes(&most) == 128 + 16 * 2 * LK_RANKS_MAX * LK_CHANNELS_MAX);
+    CHECK(lk_ring_state_bytes(&most) == 128 + 16 * LK_LEGS * LK_RANKS_MAX * LK_CHANNELS_MAX);
 }
 
 /* Whatever is wrong, nothing is done and no peer is waited for. */
