@@ -17,13 +17,13 @@
 #define LINE_MAX_BYTES 256
 #define WORDS_MAX      10 /* one more than any line has */
 
-static const char *const ops[] = { "broadcast", "reduce", "all-gather", "reduce-scatter",
-                                   "all-reduce" };
+static const char *const ops[] = { "broadcast",  "reduce",     "all-gather", "reduce-scatter",
+                                   "all-reduce", "all-to-all", "send" };
 static const char *const algorithms[] = {
     "tree", "ring", "collnet-direct", "collnet-chain", "nvls", "nvls-tree", "pat"
 };
 static const char *const protocols[] = { "ll", "ll128", "simple" };
-static const char *const kernels[] = { "one-shot", "two-shot" };
+static const char *const kernels[] = { "one-shot", "two-shot", "exchange" };
 static const char *const wires[] = { "exact", "bf16" };
 
 _Static_assert(sizeof(ops) / sizeof(*ops) == LC_PROFILE_OPS, "every operation has a name");
@@ -110,7 +110,8 @@ static int parse_nccl_rule(char **word, struct lc_profile_rule *rule)
     uint32_t channels;
 
     rule->who = LC_PROFILE_NCCL;
-    if (PICK(word[1], ops, &rule->op) || parse_count(word[2], 2, 1u << 24, &rule->ranks) ||
+    if (PICK(word[1], ops, &rule->op) || rule->op > LC_PROFILE_ALL_REDUCE ||
+        parse_count(word[2], 2, 1u << 24, &rule->ranks) ||
         parse_count(word[3], 1, rule->ranks, &rule->nodes) || parse_range(word + 4, rule) ||
         PICK(word[6], algorithms, &rule->algorithm) || PICK(word[7], protocols, &rule->protocol) ||
         parse_count(word[8], 0, 64, &channels))
@@ -129,6 +130,9 @@ static int parse_rings_rule(char **word, struct lc_profile_rule *rule)
         parse_count(word[2], 2, 64, &rule->ranks) || PICK(word[3], wires, &rule->protocol) ||
         parse_range(word + 4, rule) || PICK(word[6], kernels, &rule->algorithm) ||
         parse_count(word[7], 1, 1024, &ctas))
+        return -EINVAL;
+    if ((rule->op > LC_PROFILE_ALL_REDUCE) != (rule->algorithm == LC_PROFILE_EXCHANGE) ||
+        (rule->op > LC_PROFILE_ALL_REDUCE && rule->protocol != 0)) /* they travel as they are */
         return -EINVAL;
     rule->width = (uint16_t)ctas;
     return 0;
@@ -175,8 +179,9 @@ static int parse_rule(struct parser *p, char **word, int n)
     bool rings = strcmp(word[0], "rings") == 0;
 
     p->accepted =
-        rings ? "rings all-reduce|reduce-scatter RANKS exact|bf16 FROM TO one-shot|two-shot CTAS"
-              : "nccl VERSION, or nccl OPERATION RANKS NODES FROM TO ALGORITHM PROTOCOL CHANNELS";
+        rings
+            ? "rings all-reduce|reduce-scatter RANKS exact|bf16 FROM TO one-shot|two-shot CTAS, or rings all-to-all|send RANKS exact FROM TO exchange CTAS"
+            : "nccl VERSION, or nccl OPERATION RANKS NODES FROM TO ALGORITHM PROTOCOL CHANNELS";
     if (rings ? n != 8 || parse_rings_rule(word, &rule) : n != 9 || parse_nccl_rule(word, &rule))
         return -EINVAL;
     return add_rule(p, &rule);

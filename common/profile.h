@@ -12,7 +12,8 @@
  *    (TO 0: no end). OPERATION: broadcast, reduce, all-gather, reduce-scatter, all-reduce. ALGORITHM: tree, ring,
  *    collnet-direct, collnet-chain, nvls, nvls-tree, pat. PROTOCOL: ll, ll128, simple. CHANNELS 0: as NCCL chooses.
  *  - rings OPERATION RANKS WIRE FROM TO KERNEL CTAS: the peer-mapped kernels beat NCCL there. OPERATION: all-reduce,
- *    reduce-scatter. WIRE: exact, bf16. KERNEL: one-shot, two-shot.
+ *    reduce-scatter. WIRE: exact, bf16. KERNEL: one-shot, two-shot. Or OPERATION all-to-all or send, WIRE exact, KERNEL
+ *    exchange; bytes are those of the send buffer: of all ranks' parts, and of one message.
  *
  * Ranges of one operation, ranks and nodes (or wire) do not overlap. What is not named is left to NCCL.
  *
@@ -31,13 +32,16 @@ enum lc_profile_op {
     LC_PROFILE_ALL_GATHER,
     LC_PROFILE_REDUCE_SCATTER,
     LC_PROFILE_ALL_REDUCE,
+    LC_PROFILE_ALL_TO_ALL, /* these are ours alone, and their numbers none of NCCL's */
+    LC_PROFILE_SEND,
     LC_PROFILE_OPS,
 };
 #define LC_PROFILE_ALGORITHMS 7
 #define LC_PROFILE_PROTOCOLS  3
 #define LC_PROFILE_ONE_SHOT   0
 #define LC_PROFILE_TWO_SHOT   1
-#define LC_PROFILE_KERNELS    2
+#define LC_PROFILE_EXCHANGE   2
+#define LC_PROFILE_KERNELS    3
 #define LC_PROFILE_WIRES      2 /* exact, bf16 */
 
 enum lc_profile_who {

@@ -24,6 +24,7 @@ static const struct {
     [LC_RINGS] = { "rings",  "two-shot"              },
     [LC_RINGS_BF16] = { "rings",  "two-shot-bf16-wire"    },
     [LC_RINGS_LINES] = { "rings",  "one-shot"              },
+    [LC_RINGS_EXCHANGE] = { "rings",  "exchange"              },
 };
 
 const char *lc_outcome_path(enum lc_outcome outcome)

@@ -17,6 +17,7 @@ enum lc_outcome {
     LC_RINGS,
     LC_RINGS_BF16,
     LC_RINGS_LINES,
+    LC_RINGS_EXCHANGE,
     LC_OUTCOMES,
 };
 

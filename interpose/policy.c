@@ -35,7 +35,10 @@ static bool can_pack(const struct lc_op *op, const struct lc_situation *now,
 static const struct lc_profile_rule *rule_for(enum lc_op_kind kind, const struct lc_situation *now,
                                               bool bf16_wire, uint64_t bytes)
 {
-    unsigned op = kind == LC_OP_ALL_REDUCE ? LC_PROFILE_ALL_REDUCE : LC_PROFILE_REDUCE_SCATTER;
+    unsigned op = kind == LC_OP_ALL_REDUCE       ? LC_PROFILE_ALL_REDUCE
+                  : kind == LC_OP_REDUCE_SCATTER ? LC_PROFILE_REDUCE_SCATTER
+                  : kind == LC_OP_ALL_TO_ALL     ? LC_PROFILE_ALL_TO_ALL
+                                                 : LC_PROFILE_SEND;
 
     return now->profile ? lc_profile_rings(now->profile, op, (uint64_t)now->ranks, bf16_wire, bytes)
                         : NULL;
@@ -85,10 +88,47 @@ static bool takes_rings(const struct lc_op *op, const struct lc_situation *now, 
            (config->peer == LC_PEER_AUTO && is_known_to_win(op, now, cuts_bytes));
 }
 
+#define ABSURD (UINT64_C(1) << 47) /* bytes */
+
 /* No memory is that large: whatever NCCL says about such a call, it says. */
 static bool is_absurd(const struct lc_op *op, int ranks)
 {
     return op->count > (UINT64_C(1) << 47) / (uint64_t)(ranks > 1 ? ranks : 1) / 4;
+}
+
+/* `message`: bytes to one rank, `bytes`: as rules of the profile count them. Zeros in it do not travel, whatever is left. */
+static bool takes_exchange(enum lc_op_kind kind, const struct lc_situation *now, uint64_t message,
+                           uint64_t bytes, const struct lc_config *config)
+{
+    if (!now->rings || message == 0 || message < config->exchange_min_bytes || message > ABSURD)
+        return false;
+    if (config->peer == LC_PEER_FORCE)
+        return true;
+    if (config->peer != LC_PEER_AUTO)
+        return false;
+    return now->profile ? rule_for(kind, now, false, bytes) != NULL : kind == LC_OP_ALL_TO_ALL;
+}
+
+bool lc_policy_takes_message(const struct lc_situation *now, uint64_t bytes,
+                             const struct lc_config *config)
+{
+    return takes_exchange(LC_OP_SEND, now, bytes, bytes, config);
+}
+
+static struct lc_choice all_to_all(const struct lc_op *op, const struct lc_situation *now,
+                                   const struct lc_config *config)
+{
+    uint64_t size = lc_type_size(op->type), all;
+
+    if (now->ranks < 2 || !lc_policy_exchanges(config, now->profile) ||
+        __builtin_mul_overflow((uint64_t)op->count, size * (uint64_t)now->ranks, &all))
+        return nccl(LC_NCCL_NO_FASTER_PATH);
+    if (!takes_exchange(op->kind, now, op->count * size, all, config))
+        return nccl(op->count * size < config->exchange_min_bytes ? LC_NCCL_SMALL
+                                                                  : LC_NCCL_NO_FASTER_PATH);
+    if (!now->committed)
+        return nccl(LC_NCCL_NOT_COMMITTED);
+    return (struct lc_choice){ LC_PATH_EXCHANGE, LC_RINGS_EXCHANGE };
 }
 
 struct lc_choice lc_policy(const struct lc_op *op, const struct lc_situation *now,
@@ -98,6 +138,8 @@ struct lc_choice lc_policy(const struct lc_op *op, const struct lc_situation *no
     uint64_t bytes = lc_op_bytes(op, now->ranks);
     bool wants_cast, wants_pack, wants_rings;
 
+    if (op->kind == LC_OP_ALL_TO_ALL)
+        return all_to_all(op, now, config);
     if (!reduction || now->ranks < 2 || is_absurd(op, now->ranks))
         return nccl(LC_NCCL_NO_FASTER_PATH);
     wants_cast = can_cast(op, now, config) && bytes >= config->min_bytes;

@@ -12,11 +12,14 @@
 #include "interpose/op.h"
 #include "interpose/redop.h"
 
+#define LC_SCAN_BYTES 4096
+
 enum lc_path {
     LC_PATH_NCCL,
-    LC_PATH_CAST,  /* fp32 data, bf16 on NCCL's wire */
-    LC_PATH_RINGS, /* through peers' memory */
-    LC_PATH_PACK,  /* grouped small all-reduces as one; decided finally when the group is known */
+    LC_PATH_CAST,     /* fp32 data, bf16 on NCCL's wire */
+    LC_PATH_RINGS,    /* through peers' memory */
+    LC_PATH_EXCHANGE, /* likewise, of bytes that nobody adds up */
+    LC_PATH_PACK, /* grouped small all-reduces as one; decided finally when the group is known */
 };
 
 struct lc_choice {
@@ -35,13 +38,34 @@ struct lc_situation {
         *profile; /* of this machine, the same at all ranks; NULL: nothing was measured */
 };
 
-/* Some call may go through peers' memory. */
-static inline bool lc_policy_wants_rings(const struct lc_config *config,
-                                         const struct lc_profile *profile)
+/* Some reduction may go through peers' memory. */
+static inline bool lc_policy_reduces_in_rings(const struct lc_config *config,
+                                              const struct lc_profile *profile)
 {
     if (config->peer != LC_PEER_AUTO)
         return config->peer == LC_PEER_FORCE;
     return profile ? profile->n_rings > 0 : config->allreduce_wire != LC_WIRE_DATA;
+}
+
+/* Some all-to-all may, or some send or receive. Without a measurement only all-to-alls are known to have zeros in them,
+ * where they pad. */
+static inline bool lc_policy_exchanges(const struct lc_config *config,
+                                       const struct lc_profile *profile)
+{
+    return config->peer == LC_PEER_FORCE ||
+           (config->peer == LC_PEER_AUTO && (!profile || profile->n_rings > 0));
+}
+static inline bool lc_policy_sends(const struct lc_config *config, const struct lc_profile *profile)
+{
+    return config->peer == LC_PEER_FORCE ||
+           (config->peer == LC_PEER_AUTO && profile && profile->n_rings > 0);
+}
+
+/* Some call may. */
+static inline bool lc_policy_wants_rings(const struct lc_config *config,
+                                         const struct lc_profile *profile)
+{
+    return lc_policy_reduces_in_rings(config, profile) || lc_policy_exchanges(config, profile);
 }
 
 /* True if no such call can leave NCCL's path, whatever else is known: saves looking further on every call. */
@@ -49,9 +73,11 @@ static inline bool lc_policy_is_nccl(const struct lc_op *op, bool grouped,
                                      const struct lc_config *config,
                                      const struct lc_profile *profile)
 {
+    if (op->kind == LC_OP_ALL_TO_ALL)
+        return !lc_policy_exchanges(config, profile);
     return (op->kind != LC_OP_ALL_REDUCE && op->kind != LC_OP_REDUCE_SCATTER) ||
-           (config->allreduce_wire == LC_WIRE_DATA && !lc_policy_wants_rings(config, profile) &&
-            !(grouped && config->coalesce));
+           (config->allreduce_wire == LC_WIRE_DATA &&
+            !lc_policy_reduces_in_rings(config, profile) && !(grouped && config->coalesce));
 }
 
 /* In one step, instead of in two with half as many bytes: an all-reduce, or several as one, of `bytes` of data, if it fits
@@ -65,6 +91,17 @@ uint32_t lc_policy_ctas(const struct lc_op *op, const struct lc_situation *now, 
 
 struct lc_choice lc_policy(const struct lc_op *op, const struct lc_situation *now,
                            const struct lc_config *config);
+
+/* A send or receive of so many bytes goes through peers' memory, once its pair is committed. Both ends answer the same. */
+bool lc_policy_takes_message(const struct lc_situation *now, uint64_t bytes,
+                             const struct lc_config *config);
+
+/* A send of so many bytes is searched for zeros. The sender alone asks. Always, but for what is short: the data is in
+ * registers anyway, and what the device has found in earlier ones the host does not know without waiting. */
+static inline bool lc_policy_scans(uint64_t bytes)
+{
+    return bytes >= LC_SCAN_BYTES;
+}
 
 /* bf16 travels by all-to-all and is summed in fp32 here, instead of by NCCL hop by hop. */
 bool lc_wire_is_accurate(const struct lc_config *config, int ranks);

@@ -239,21 +239,44 @@ static void explain_rings(struct answer *answer, const struct call *call,
     }
 }
 
+static void explain_exchange(struct answer *answer, const struct call *call,
+                             const struct lc_situation *now)
+{
+    bool forced = answer->settings.config.peer == LC_PEER_FORCE;
+    const struct lc_profile_rule *rule = rings_rule(answer, call, false);
+    struct decision *d = &answer->path;
+    uint32_t ctas = lc_policy_ctas(&call->op, now, false, lc_op_bytes(&call->op, call->ranks),
+                                   UINT32_MAX);
+
+    (void)snprintf(d->choice, TEXT_MAX, "memory mapped between the ranks, without what is zero");
+    if (ctas != UINT32_MAX)
+        (void)snprintf(d->choice + strlen(d->choice), TEXT_MAX - strlen(d->choice), ", %u CTAs",
+                       ctas);
+    if (rule)
+        (void)lc_profile_print_rule(rule, d->rule, sizeof(d->rule));
+    if (rule && !forced)
+        (void)snprintf(d->why, TEXT_MAX, "rule of the profile: %s", d->rule);
+    else
+        name_setting(answer, "PEER", d->why, TEXT_MAX);
+}
+
 /* Why a sum between ranks of one machine is NCCL's. */
 static void explain_no_rings(struct answer *answer, const struct call *call, char *out)
 {
     const struct lc_config *config = &answer->settings.config;
 
-    if (call->op.kind != LC_OP_ALL_REDUCE && call->op.kind != LC_OP_REDUCE_SCATTER)
+    if (call->op.kind != LC_OP_ALL_REDUCE && call->op.kind != LC_OP_REDUCE_SCATTER &&
+        call->op.kind != LC_OP_ALL_TO_ALL)
         (void)snprintf(out, TEXT_MAX, "loongcomm has no other way for this operation");
     else if (config->peer == LC_PEER_OFF)
         name_setting(answer, "PEER", out, TEXT_MAX);
     else if (call->apart)
         (void)snprintf(out, TEXT_MAX, "the ranks are on %d nodes", call->nodes);
-    else if (call->op.type != ncclFloat32 && call->op.type != ncclBfloat16 &&
-             call->op.type != ncclFloat16)
+    else if (call->op.kind != LC_OP_ALL_TO_ALL && call->op.type != ncclFloat32 &&
+             call->op.type != ncclBfloat16 && call->op.type != ncclFloat16)
         (void)snprintf(out, TEXT_MAX, "sums of this type stay with NCCL");
-    else if (call->op.type != ncclFloat32 && config->exact == LC_EXACT_NCCL)
+    else if (call->op.kind != LC_OP_ALL_TO_ALL && call->op.type != ncclFloat32 &&
+             config->exact == LC_EXACT_NCCL)
         name_setting(answer, "EXACT", out, TEXT_MAX);
     else
         (void)snprintf(out, TEXT_MAX, "default: %s",
@@ -277,6 +300,7 @@ static enum lc_path explain_path(struct answer *answer, const struct call *call)
     choice = lc_policy(&call->op, &now, config);
     switch (choice.path) {
     case LC_PATH_RINGS: explain_rings(answer, call, &now, choice.outcome == LC_RINGS_BF16); break;
+    case LC_PATH_EXCHANGE: explain_exchange(answer, call, &now); break;
     case LC_PATH_CAST:
         (void)snprintf(d->choice, TEXT_MAX, "NCCL, as bf16");
         name_setting(answer, "ALLREDUCE_WIRE", d->why, TEXT_MAX);
@@ -285,7 +309,9 @@ static enum lc_path explain_path(struct answer *answer, const struct call *call)
     case LC_PATH_PACK:
         (void)snprintf(d->choice, TEXT_MAX, "NCCL");
         if (choice.outcome == LC_NCCL_SMALL)
-            name_setting(answer, "MIN_BYTES", d->why, TEXT_MAX);
+            name_setting(answer,
+                         call->op.kind == LC_OP_ALL_TO_ALL ? "EXCHANGE_MIN_BYTES" : "MIN_BYTES",
+                         d->why, TEXT_MAX);
         else
             explain_no_rings(answer, call, d->why);
         break;
@@ -311,7 +337,7 @@ static void explain_nccl(struct answer *answer, const struct call *call, enum lc
     bool ours = plugin && strstr(plugin, "loongcomm");
 
     (void)snprintf(d->choice, TEXT_MAX, "NCCL's own choice");
-    if (path == LC_PATH_RINGS) {
+    if (path == LC_PATH_RINGS || path == LC_PATH_EXCHANGE) {
         (void)snprintf(d->choice, TEXT_MAX, "not asked");
         (void)snprintf(d->why, TEXT_MAX, "the call does not reach NCCL");
         return;

@@ -119,7 +119,68 @@ static void rings_by_themselves_take_what_cuts_bytes(void)
     CHECK(lc_policy_wants_rings(&config, NULL));
     config = config_with(LC_PEER_AUTO, LC_WIRE_DATA);
     check_rows(ROWS(plain), &config);
-    CHECK(!lc_policy_wants_rings(&config, NULL));
+    CHECK(lc_policy_wants_rings(&config, NULL) && !lc_policy_reduces_in_rings(&config, NULL));
+}
+
+#define A2A LC_OP_ALL_TO_ALL
+
+/* Of at least 1000 bytes to each rank. */
+static void all_to_alls_go_where_zeros_need_not_travel(void)
+{
+    static const struct row rows[] = {
+        {A2A,  1000,            ncclUint8, ncclSum, true,  false, true,  LC_PATH_EXCHANGE, LC_RINGS_EXCHANGE     },
+        { A2A, 250,             ncclInt32, ncclSum, true,  true,  true,  LC_PATH_EXCHANGE, LC_RINGS_EXCHANGE     },
+        { A2A, 999,             ncclUint8, ncclSum, true,  false, true,  LC_PATH_NCCL,     LC_NCCL_SMALL         },
+        { A2A, 0,               ncclUint8, ncclSum, true,  false, true,  LC_PATH_NCCL,     LC_NCCL_SMALL         },
+        { A2A, 1000,            ncclUint8, ncclSum, true,  false, false, LC_PATH_NCCL,     LC_NCCL_NOT_COMMITTED },
+        { A2A, 1000,            ncclUint8, ncclSum, false, false, true,  LC_PATH_NCCL,     LC_NCCL_NO_FASTER_PATH},
+        { A2A, SIZE_MAX / 16,   ncclInt64, ncclSum, true,  false, true,  LC_PATH_NCCL,
+         LC_NCCL_NO_FASTER_PATH                                                                                  },
+        { A2A, (size_t)1 << 33, ncclInt64, ncclSum, true,  false, true,  LC_PATH_EXCHANGE,
+         LC_RINGS_EXCHANGE                                                                                       },
+    };
+    static const struct row off[] = {
+        {A2A, LARGE, ncclUint8, ncclSum, true, false, true, LC_PATH_NCCL, LC_NCCL_NO_FASTER_PATH},
+    };
+    struct lc_situation now = { .ranks = 4, .rings = true };
+    struct lc_config config;
+
+    for (int peer = LC_PEER_AUTO; peer <= LC_PEER_OFF; peer++) {
+        config = config_with((enum lc_peer)peer, LC_WIRE_DATA);
+        config.exchange_min_bytes = 1000;
+        if (peer == LC_PEER_OFF)
+            check_rows(ROWS(off), &config);
+        else
+            check_rows(ROWS(rows), &config);
+        /* Of sends nothing is known without a measurement. */
+        CHECK(lc_policy_takes_message(&now, 1000, &config) == (peer == LC_PEER_FORCE));
+        CHECK(lc_policy_sends(&config, NULL) == (peer == LC_PEER_FORCE));
+        CHECK(!lc_policy_takes_message(&now, 999, &config));
+        CHECK(!lc_policy_takes_message(&now, 0, &config));
+    }
+}
+
+static void profile_says_which_messages_win(void)
+{
+    static const char text[] = "loongcomm.profile/1\ngpu X\nnccl 2.28.9\n"
+                               "rings all-to-all 4 exact 400000 0 exchange 7\n"
+                               "rings send 4 exact 50000 60000 exchange 5\n";
+    struct lc_config config = config_with(LC_PEER_AUTO, LC_WIRE_DATA);
+    struct lc_op op = { .kind = A2A, .count = LARGE, .type = ncclUint8 };
+    struct lc_situation now = { .ranks = 4, .rings = true, .committed = true };
+    struct lc_profile *own = lc_profile_parse("test", text, sizeof(text) - 1);
+
+    CHECK(own);
+    now.profile = own;
+    CHECK(lc_policy(&op, &now, &config).path == LC_PATH_EXCHANGE);
+    CHECK(lc_policy_ctas(&op, &now, false, 4 * LARGE, 32) == 7);
+    op.count--;
+    CHECK(lc_policy(&op, &now, &config).path == LC_PATH_NCCL);
+    CHECK(lc_policy_takes_message(&now, 50000, &config));
+    CHECK(!lc_policy_takes_message(&now, 49999, &config));
+    CHECK(!lc_policy_takes_message(&now, 60000, &config));
+    CHECK(lc_policy_exchanges(&config, own) && lc_policy_sends(&config, own));
+    free(own);
 }
 
 /* Through rings the sum is rounded to bf16 for its way to the other rank. */
@@ -222,6 +283,8 @@ int main(void)
 {
     forced_rings_take_all_that_they_can();
     rings_by_themselves_take_what_cuts_bytes();
+    all_to_alls_go_where_zeros_need_not_travel();
+    profile_says_which_messages_win();
     accurate_sums_of_two_ranks_are_not_rounded_again();
     switched_off_there_are_no_rings();
     sums_of_16_bits_can_be_left_to_nccl();

@@ -46,10 +46,12 @@ static void rules_are_found_by_their_range(void)
                                       "  nccl\tall-reduce 2 2 0 1024 tree ll 0\n"
                                       "nccl all-gather 4 2 100 200 pat simple 2\n"
                                       "rings all-reduce 2 bf16 4096 0 two-shot 32\n"
-                                      "rings all-reduce 2 exact 1 8192 one-shot 4\n");
+                                      "rings all-reduce 2 exact 1 8192 one-shot 4\n"
+                                      "rings all-to-all 2 exact 1 8192 exchange 4\n"
+                                      "rings send 2 exact 8192 0 exchange 16\n");
     const struct lc_profile_rule *rule;
 
-    CHECK(p && warnings == 0 && p->n == 5);
+    CHECK(p && warnings == 0 && p->n == 7);
     CHECK(strcmp(p->gpu, "NVIDIA H200") == 0 && p->nccl == 22809);
     rule = lc_profile_nccl(p, LC_PROFILE_ALL_REDUCE, 2, 2, 0);
     CHECK(rule && rule->algorithm == 0 && rule->protocol == 0 && rule->width == 0);
@@ -72,6 +74,10 @@ static void rules_are_found_by_their_range(void)
     CHECK(!lc_profile_rings(p, LC_PROFILE_ALL_REDUCE, 2, 1, 4095));
     CHECK(!lc_profile_rings(p, LC_PROFILE_ALL_REDUCE, 2, 0, 8192));
     CHECK(!lc_profile_rings(p, LC_PROFILE_ALL_REDUCE, 2, 2, 4096));
+    rule = lc_profile_rings(p, LC_PROFILE_SEND, 2, 0, 8192);
+    CHECK(rule && rule->algorithm == LC_PROFILE_EXCHANGE && rule->width == 16);
+    CHECK(lc_profile_rings(p, LC_PROFILE_ALL_TO_ALL, 2, 0, 8191));
+    CHECK(!lc_profile_rings(p, LC_PROFILE_ALL_TO_ALL, 2, 0, 8192));
     free(p);
 }
 
@@ -109,6 +115,7 @@ static void what_is_wrong_is_named(void)
         "nccl all-reduce 2 2 0 8 tree ll",
         "nccl all-reduce 2 2 0 8 tree ll 0 0",
         "nccl all-to-all 2 2 0 8 tree ll 0",
+        "nccl send 2 2 0 8 tree ll 0",
         "nccl all-reduce 1 1 0 8 tree ll 0",
         "nccl all-reduce 2 3 0 8 tree ll 0",
         "nccl all-reduce 2 0 0 8 tree ll 0",
@@ -124,6 +131,8 @@ static void what_is_wrong_is_named(void)
         "rings all-gather 2 exact 0 8 one-shot 4",  "rings all-reduce 2 fp8 0 8 one-shot 4",
         "rings all-reduce 65 exact 0 8 one-shot 4", "rings all-reduce 2 exact 0 8 one-shot 0",
         "rings all-reduce 2 exact 0 8 one-shot",    "rings all-reduce 2 exact 0 8 three-shot 4",
+        "rings all-reduce 2 exact 0 8 exchange 4",  "rings all-to-all 2 exact 0 8 two-shot 4",
+        "rings all-to-all 2 bf16 0 8 exchange 4",   "rings receive 2 exact 0 8 exchange 4",
     };
     char text[512];
 
