@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #ifndef LC_RECORD_VERSION    /* a test builds another one */
-#define LC_RECORD_VERSION 4u /* changes with the meaning of a vote */
+#define LC_RECORD_VERSION 5u /* changes with the meaning of a vote */
 #endif
 
 /* Shrinks without one set of ranks. */
@@ -39,6 +39,7 @@ struct lc_agree {
     uint64_t count; /* collectives so far */
     uint64_t from;  /* the vote is for this epoch on */
     bool voted, committed;
+    bool paired;         /* has voted for some pair */
     bool withheld;       /* the vote could not be given, and will not be */
     uint32_t generation; /* 0, then the number of the change that was agreed on last */
     uint32_t change;     /* 0, then the last that this rank has voted for */
@@ -210,21 +211,24 @@ bool lc_agree_wants_setup(const struct lc_agree *agree)
     return !agree->voted && !agree->withheld && lc_room_complete(agree->room);
 }
 
+/* Meanwhile aborted by another thread: peers may have committed all the same. */
+static ncclResult_t lost(struct lc_agree *agree, int err)
+{
+    if (!atomic_load(&agree->aborted)) {
+        lc_error("rank %d: the agreement of its communicator is lost (%s)", agree->rank,
+                 strerror(-err));
+        lc_agree_break(agree, ncclRemoteError);
+    }
+    return ncclRemoteError;
+}
+
 static ncclResult_t decide(struct lc_agree *agree)
 {
     enum lc_verdict verdict = LC_VERDICT_SKIP;
     int err = lc_room_decide(agree->room, agree->count, &verdict);
 
-    if (err) {
-        if (atomic_load(
-                &agree
-                     ->aborted)) /* meanwhile, by another thread: peers may have committed all the same */
-            return ncclRemoteError;
-        lc_error("rank %d: the agreement of its communicator is lost (%s)", agree->rank,
-                 strerror(-err));
-        lc_agree_break(agree, ncclRemoteError);
-        return ncclRemoteError;
-    }
+    if (err)
+        return lost(agree, err);
     agree->committed = verdict == LC_VERDICT_COMMIT;
     if (agree->committed)
         lc_info("communicator of %d ranks: committed at collective %llu", agree->ranks,
@@ -298,9 +302,27 @@ void lc_agree_rewind(struct lc_agree *agree, struct lc_agree_mark mark)
         lc_progress_rewind(agree->progress, mark.count);
 }
 
+ncclResult_t lc_agree_pair(struct lc_agree *agree, int peer, bool send, uint64_t index,
+                           bool *committed)
+{
+    uint32_t mine = (uint32_t)agree->rank, other = (uint32_t)peer;
+    enum lc_verdict verdict = LC_VERDICT_SKIP;
+    int err;
+
+    if (atomic_load(&agree->aborted)) /* as for collectives: it only ends voting */
+        return ncclSuccess;
+    agree->paired = true;
+    err = lc_room_decide_pair(agree->room, send ? mine : other, send ? other : mine, index,
+                              &verdict);
+    if (err)
+        return lost(agree, err);
+    *committed = verdict == LC_VERDICT_COMMIT;
+    return ncclSuccess;
+}
+
 bool lc_agree_withhold(struct lc_agree *agree)
 {
-    agree->withheld = !agree->voted;
+    agree->withheld = !agree->voted && !agree->paired;
     return agree->withheld;
 }
 

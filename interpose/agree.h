@@ -49,6 +49,12 @@ uint32_t lc_agree_generation(const struct lc_agree *agree);
  * cannot be given, now or ever. */
 bool lc_agree_vote_change(struct lc_agree *agree, uint32_t change);
 
+/* Decides for the messages to `peer`, or from it, at epoch `index` of them; the first time that is this rank's vote for
+ * the pair. Unlike lc_agree_next it must not be called before the vote is meant. ncclSuccess, or a failure that is final
+ * for the communicator. */
+ncclResult_t lc_agree_pair(struct lc_agree *agree, int peer, bool send, uint64_t index,
+                           bool *committed);
+
 /* NCCL has refused the call that was counted last: it never took place, and the next one gets its number. */
 void lc_agree_refused(struct lc_agree *agree);
 

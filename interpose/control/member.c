@@ -631,6 +631,7 @@ int lc_room_decide_pair(struct lc_room *room, uint32_t src, uint32_t dst, uint64
         dst >= room->nranks || (room->mine.rank != src && room->mine.rank != dst) || src == dst ||
         room->pid != getpid())
         return -EINVAL;
+    atomic_store(&room->voted_pair, true);
     if (!room->words)
         return decide_by_arbiter(room, &question, out);
     *out = lc_words_decide_pair(room->words, src, dst, by_src, index);
@@ -711,7 +712,7 @@ int lc_room_error(struct lc_room *room, uint32_t *rank)
 {
     uint64_t error = atomic_load(&room->error);
 
-    if (!error || !atomic_load(&room->voted))
+    if (!error || (!atomic_load(&room->voted) && !atomic_load(&room->voted_pair)))
         return 0;
     if (rank)
         *rank = (uint32_t)(error >> 32);
