@@ -3,6 +3,8 @@
 
 #include "common/deadline.h"
 #include "common/log.h"
+#include "interpose/messages.h"
+#include "interpose/pairs.h"
 #include "interpose/process.h"
 #include "interpose/reduce.h"
 
@@ -149,6 +151,10 @@ static void retire(struct lc_comm *comm)
 {
     uint32_t at;
 
+    lc_sides_free(comm->sides);
+    comm->sides = NULL;
+    lc_pairs_free(comm->pairs);
+    comm->pairs = NULL;
     lc_reducer_free(atomic_exchange(&comm->reducer, NULL),
                     atomic_load_explicit(&comm->aborted, memory_order_relaxed) ||
                         lc_thread.depth > 0);
@@ -269,6 +275,7 @@ static void prepare(struct lc_comm *comm, uintptr_t key, const struct lc_comm_fa
     comm->id = lc_agree_watch(agree, &comm->progress);
     comm->no_setup = false;
     comm->set_up = false;
+    comm->no_pairs = false;
     atomic_store_explicit(&comm->aborted, false, memory_order_relaxed);
     comm->facts = *facts;
     comm->number = atomic_fetch_add_explicit(&numbers, 1, memory_order_relaxed);

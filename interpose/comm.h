@@ -41,6 +41,8 @@ struct lc_comm_facts {
 };
 
 struct lc_reducer;
+struct lc_pairs;
+struct lc_sides;
 
 struct lc_comm {
     /* One for the table, one for each call under way; 0: unused. A call may take one only while it is not 0.
@@ -66,8 +68,11 @@ struct lc_comm {
     _Atomic(struct lc_reducer *) reducer;
 
     /* Used by the thread that calls the communicator's operations, one at a time; freed with the last reference. */
-    bool no_setup; /* set-up failed, or cannot be */
-    bool set_up;   /* all of it is done, with or without rings */
+    bool no_setup;          /* set-up failed, or cannot be */
+    bool set_up;            /* all of it is done, with or without rings */
+    bool no_pairs;          /* there was no memory for them */
+    struct lc_pairs *pairs; /* NULL before the first message */
+    struct lc_sides *sides; /* NULL: no rings, or no message may go through them */
     struct lc_redops redops;
     struct lc_ledger ledger;
 
