@@ -53,6 +53,7 @@ bool lc_call_enter(struct lc_op *op, const struct lc_real *real)
         if (op->comm->agree)
             lc_route(op, real);
     }
+    lc_thread.forwarded += !op->settled;
     return true;
 }
 
@@ -75,7 +76,7 @@ ncclResult_t lc_call_leave(struct lc_op *op, ncclResult_t result)
         lc_trace("%s of %zu elements on communicator %lld", lc_op_name(op->kind), op->count,
                  (long long)comm->number);
     } else if (op->counted && !op->settled) {
-        lc_agree_refused(comm->agree);
+        lc_route_refused(op);
     }
     lc_comm_put(comm);
     return result;

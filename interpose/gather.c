@@ -3,6 +3,8 @@
 
 #include "common/log.h"
 #include "interpose/comm.h"
+#include "interpose/messages.h"
+#include "interpose/pairs.h"
 #include "interpose/process.h"
 #include "interpose/reduce.h"
 #include "interpose/rings.h"
@@ -21,7 +23,9 @@ struct item {
 struct member {
     struct lc_comm *comm;
     struct lc_agree_mark before; /* as it was when the group began */
-    cudaStream_t *streams;       /* all that the group names for it; ours runs on the first */
+    struct lc_pairs *pairs_before;
+    struct lc_side *side;  /* what is ours of its messages has been put there; to be joined */
+    cudaStream_t *streams; /* all that the group names for it; ours runs on the first */
     size_t n, room;
     size_t used; /* bytes of scratch in this round */
     bool begun;  /* something of ours is on streams[0] */
@@ -109,6 +113,10 @@ static struct member *add_member(struct lc_gather *gather, struct lc_comm *comm)
 
     if (!member || !grow((void **)&gather->members, gather->members_n, &gather->members_room,
                          sizeof(struct member *))) {
+        free(member);
+        return NULL;
+    }
+    if (!lc_pairs_mark(comm, &member->pairs_before)) {
         free(member);
         return NULL;
     }
@@ -582,18 +590,125 @@ static ncclResult_t leave(const struct member *member)
     struct lc_span span;
     int err;
 
-    if (!member->begun)
+    if (!member->begun && !member->side)
         return ncclSuccess;
     err = lc_span_begin(member->comm->reducer, member->streams[0], &span);
     if (err)
         return cuda_failed(member->comm, err);
-    err = member->rings ? join_before(member) : 0;
+    if (member->side)
+        err = (int)span.reducer->backend->cudaStreamWaitEvent(member->streams[0],
+                                                              member->side->done, 0);
+    if (!err && member->rings)
+        err = join_before(member);
     if (!err)
         err = lc_span_record(&span);
     if (!err)
         err = join_behind(member);
     lc_span_end(&span);
     return err ? cuda_failed(member->comm, err) : ncclSuccess;
+}
+
+/* ---- messages ---- */
+
+/* Whatever is ours of a communicator's messages in the group. Marks them as done. */
+static bool collect_messages(struct lc_gather *gather, const struct lc_comm *comm,
+                             struct lc_messages *list)
+{
+    for (size_t i = 0; i < gather->n; i++) {
+        struct item *item = &gather->items[i];
+
+        if (item->op.comm != comm || item->choice.path != LC_PATH_EXCHANGE)
+            continue;
+        if (!lc_messages_add(list, &item->op))
+            return false;
+        item->done = item->op.count;
+    }
+    return true;
+}
+
+/* Nothing else in the group has a launch of its own, or waits for one. */
+static bool is_alone(const struct lc_gather *gather)
+{
+    bool alone = gather->members_n == 1 && lc_thread.forwarded == 0;
+
+    for (size_t i = 0; alone && i < gather->n; i++)
+        alone = gather->items[i].choice.path == LC_PATH_EXCHANGE;
+    return alone;
+}
+
+/* Where the messages go: a stream of ours behind all of the group's, or the first one of those. */
+static int fork_side(struct member *member, struct lc_span *span, bool alone)
+{
+    const struct lc_backend *backend = span->reducer->backend;
+    struct lc_side *side = alone ? NULL : lc_sides_take(member->comm->sides, span->capture);
+    int err;
+
+    if (!side) {
+        member->begun = true;
+        return 0;
+    }
+    err = (int)backend->cudaEventRecord(side->fork, member->streams[0]);
+    if (!err)
+        err = (int)backend->cudaStreamWaitEvent(side->stream, side->fork, 0);
+    if (err)
+        return err;
+    member->side = side;
+    span->stream = side->stream;
+    return 0;
+}
+
+static int launch_messages(struct member *member, const struct lc_messages *list, bool alone)
+{
+    struct lc_span span;
+    int err = lc_span_begin(member->comm->reducer, member->streams[0], &span);
+
+    if (err)
+        return err;
+    member->rings = true;
+    err = join_before(member);
+    if (!err)
+        err = join_behind(member); /* what NCCL does in the group waits for all streams, too */
+    if (!err)
+        err = fork_side(member, &span, alone);
+    if (!err)
+        err = lc_span_wait(&span);
+    if (!err)
+        err = lc_messages_launch(member->comm, list, span.stream);
+    if (member->side) { /* also behind a part of the work */
+        int marked = (int)span.reducer->backend->cudaEventRecord(member->side->done, span.stream);
+
+        err = err ? err : marked;
+    }
+    lc_span_end(&span);
+    return err;
+}
+
+/* Before everything else of ours, so that it waits for nothing of the group; no wait for it before NCCL has got its part:
+ * either of the two may not end before the other one has begun, here or at a peer. */
+static ncclResult_t start_messages(struct lc_gather *gather)
+{
+    ncclResult_t result = ncclSuccess;
+    bool alone = is_alone(gather);
+
+    for (size_t i = 0; result == ncclSuccess && i < gather->members_n; i++) {
+        struct member *member = gather->members[i];
+        struct lc_messages list = { 0 };
+
+        if (!collect_messages(gather, member->comm, &list))
+            result = failed(member->comm, "out of memory");
+        if (result == ncclSuccess && list.n_sends + list.n_recvs > 0) {
+            result = lc_agree_error(member->comm->agree);
+            if (result == ncclSuccess)
+                result = check_captures(member);
+            if (result == ncclSuccess) {
+                int err = launch_messages(member, &list, alone);
+
+                result = err ? cuda_failed(member->comm, err) : ncclSuccess;
+            }
+        }
+        lc_messages_free(&list);
+    }
+    return result;
 }
 
 /* ---- a round: as many batches as the scratches hold ---- */
@@ -801,7 +916,12 @@ ncclResult_t lc_gather_flush(const struct lc_real *real)
 {
     struct lc_gather *gather = lc_thread.gather;
 
-    return gather && !gather->refused ? start_round(gather, real) : ncclSuccess;
+    ncclResult_t result;
+
+    if (!gather || gather->refused)
+        return ncclSuccess;
+    result = start_messages(gather);
+    return result == ncclSuccess ? start_round(gather, real) : result;
 }
 
 /* What the group's own end had no room for. */
@@ -847,8 +967,11 @@ static void clear(struct lc_gather *gather, bool happened)
     for (size_t i = 0; i < gather->members_n; i++) {
         struct member *member = gather->members[i];
 
-        if (!happened)
+        if (!happened) {
             lc_agree_rewind(member->comm->agree, member->before);
+            lc_pairs_rewind(member->comm, member->pairs_before);
+        }
+        lc_pairs_free(member->pairs_before);
         lc_comm_put(member->comm);
         free(member->streams);
         free(member);
@@ -880,6 +1003,24 @@ ncclResult_t lc_gather_finish(const struct lc_real *real, ncclResult_t result)
     return result;
 }
 
+static ncclResult_t simulate(const struct lc_op *op, const struct lc_real *real)
+{
+    switch (op->kind) {
+    case LC_OP_REDUCE_SCATTER:
+        return real->ncclReduceScatter(op->send, op->recv, op->count, op->type, op->redop,
+                                       op->handle, op->stream);
+    case LC_OP_ALL_TO_ALL:
+        return real->ncclAlltoAll(op->send, op->recv, op->count, op->type, op->handle, op->stream);
+    case LC_OP_SEND:
+        return real->ncclSend(op->send, op->count, op->type, op->peer, op->handle, op->stream);
+    case LC_OP_RECV:
+        return real->ncclRecv(op->recv, op->count, op->type, op->peer, op->handle, op->stream);
+    default:
+        return real->ncclAllReduce(op->send, op->recv, op->count, op->type, op->redop, op->handle,
+                                   op->stream);
+    }
+}
+
 ncclResult_t lc_gather_simulate(const struct lc_real *real)
 {
     struct lc_gather *gather = lc_thread.gather;
@@ -893,12 +1034,7 @@ ncclResult_t lc_gather_simulate(const struct lc_real *real)
 
         if (op->redop >= ncclNumOps) /* its handle may be gone; only the time is asked for */
             op->redop = ncclSum;
-        if (op->kind == LC_OP_REDUCE_SCATTER)
-            result = real->ncclReduceScatter(op->send, op->recv, op->count, op->type, op->redop,
-                                             op->handle, op->stream);
-        else
-            result = real->ncclAllReduce(op->send, op->recv, op->count, op->type, op->redop,
-                                         op->handle, op->stream);
+        result = simulate(op, real);
     }
     clear(gather, false);
     return result;

@@ -19,7 +19,7 @@ LC_EXPORT ncclResult_t ncclGroupStart(void)
 
     lc_call_leave_other(own);
     if (own && result == ncclSuccess && lc_thread.depth++ == 0)
-        lc_thread.ops = 0;
+        lc_thread.ops = lc_thread.forwarded = 0;
     return result;
 }
 

@@ -46,6 +46,7 @@ struct lc_thread {
     bool inside;    /* NCCL calls some of its own public functions, and those calls reach us too */
     unsigned depth; /* of groups, as NCCL counts it */
     unsigned ops;   /* calls since the outermost group began */
+    unsigned forwarded; /* of them to NCCL, at the call */
     struct lc_pending *pending;
     bool creating;            /* NCCL is making a communicator on this thread (tuner.h) */
     struct lc_tuned *tuned;   /* what the tuner plugin has got meanwhile */

@@ -7,6 +7,8 @@
 #include "interpose/control/control.h"
 #include "interpose/gather.h"
 #include "interpose/machine.h"
+#include "interpose/messages.h"
+#include "interpose/pairs.h"
 #include "interpose/peers.h"
 #include "interpose/policy.h"
 #include "interpose/process.h"
@@ -121,6 +123,27 @@ static bool has_tried_rings(struct lc_comm *comm, int device)
     return done;
 }
 
+/* Streams of ours for messages, where there may be any. */
+static bool has_sides(struct lc_comm *comm, cudaStream_t stream)
+{
+    const struct lc_backend *backend = comm->reducer->backend;
+    struct lc_guard guard;
+
+    if (comm->sides || !lc_peers_rings(comm->reducer->peers, 0) ||
+        !lc_policy_exchanges(lc_process_config(), lc_machine_profile()))
+        return true;
+    if (!lc_guard_begin(backend, comm->reducer->device, &guard))
+        return false; /* at a later call */
+    comm->sides = lc_sides_new(backend, stream);
+    lc_guard_end(backend, comm->reducer->device, &guard);
+    if (!comm->sides)
+        lc_warn_once(
+            "device %d: no streams for all-to-alls: all calls of the communicator go through NCCL",
+            comm->reducer->device);
+    comm->no_setup = !comm->sides;
+    return comm->sides != NULL;
+}
+
 /* Local reasons end here: what cannot be set up on this rank withholds its vote, and nothing else. */
 static bool is_set_up(struct lc_comm *comm, cudaStream_t stream)
 {
@@ -143,7 +166,7 @@ static bool is_set_up(struct lc_comm *comm, cudaStream_t stream)
     }
     if (comm->no_setup)
         lc_peers_refuse(lc_agree_room(comm->agree));
-    comm->set_up = !comm->no_setup && has_tried_rings(comm, device);
+    comm->set_up = !comm->no_setup && has_tried_rings(comm, device) && has_sides(comm, stream);
     return comm->set_up;
 }
 
@@ -174,6 +197,14 @@ static void settle_failure(struct lc_op *op, ncclResult_t result)
         settle(op, result);
 }
 
+static void gather(struct lc_op *op, const struct lc_choice *choice, const struct lc_redop *redop)
+{
+    ncclResult_t result = lc_gather_add(op, choice, redop);
+
+    op->gathered = result == ncclSuccess;
+    settle(op, result);
+}
+
 /* `settled`: nothing of the communicator is open in a group. */
 static void route_reduction(struct lc_op *op, const struct lc_real *real, bool settled)
 {
@@ -197,7 +228,8 @@ static void route_reduction(struct lc_op *op, const struct lc_real *real, bool s
     if (result != ncclSuccess)
         return;
     op->generation = lc_agree_generation(comm->agree);
-    if (ours && committed && choice.path == LC_PATH_RINGS && !has_rings(comm)) {
+    if (ours && committed && !has_rings(comm) &&
+        (choice.path == LC_PATH_RINGS || choice.path == LC_PATH_EXCHANGE)) {
         choice = choose(op, &now, false);
         ours = choice.path != LC_PATH_NCCL;
     }
@@ -210,13 +242,67 @@ static void route_reduction(struct lc_op *op, const struct lc_real *real, bool s
     op->outcome = (int)choice.outcome;
     lc_progress_path(&comm->progress, (uint8_t)choice.outcome);
     if (!now.grouped) {
-        settle(op, choice.path == LC_PATH_RINGS ? lc_reduce_rings(op, &now.redop, &choice, real)
-                                                : lc_reduce_cast(op, &now.redop, real));
+        settle(op, choice.path == LC_PATH_EXCHANGE ? lc_messages_now(op)
+                   : choice.path == LC_PATH_RINGS  ? lc_reduce_rings(op, &now.redop, &choice, real)
+                                                   : lc_reduce_cast(op, &now.redop, real));
         return;
     }
-    result = lc_gather_add(op, &choice, &now.redop);
-    op->gathered = result == ncclSuccess;
-    settle(op, result);
+    gather(op, &choice, &now.redop);
+}
+
+/* This rank may vote for pairs. Reasons of its own end here, too: launches that wait for each other's end would keep NCCL's
+ * part of a group from beginning. */
+static bool may_exchange(struct lc_comm *comm, cudaStream_t stream)
+{
+    return atomic_load_explicit(&comm->windows, memory_order_relaxed) == 0 &&
+           is_set_up(comm, stream) && comm->sides && !comm->sides->blocking;
+}
+
+static void route_message(struct lc_op *op)
+{
+    struct lc_comm *comm = op->comm;
+    const struct lc_config *config = lc_process_config();
+    struct lc_situation now = { .ranks = comm->facts.ranks,
+                                .rings = true,
+                                .profile = lc_machine_profile() };
+    const struct lc_choice choice = { LC_PATH_EXCHANGE, LC_RINGS_EXCHANGE };
+    size_t size = lc_type_size(op->type);
+    bool committed, takes;
+    ncclResult_t result;
+    uint64_t bytes;
+
+    if (!lc_policy_sends(config, now.profile) || now.ranks > (int)LK_RANKS_MAX || op->peer < 0 ||
+        op->peer >= now.ranks || !size || __builtin_mul_overflow(op->count, size, &bytes))
+        return;
+    result = lc_agree_error(comm->agree);
+    if (result == ncclSuccess)
+        result = lc_pairs_next(op, bytes, may_exchange(comm, op->stream), &committed);
+    settle_failure(op, result);
+    if (result != ncclSuccess)
+        return;
+    takes = lc_policy_takes_message(&now, bytes, config);
+    if (!committed || (bytes > 0 && !takes)) {
+        op->outcome = takes                                ? LC_NCCL_NOT_COMMITTED
+                      : bytes < config->exchange_min_bytes ? LC_NCCL_SMALL
+                                                           : LC_NCCL_NO_FASTER_PATH;
+        return;
+    }
+    op->outcome = (int)choice.outcome;
+    lc_progress_path(&comm->progress, (uint8_t)choice.outcome);
+    if (bytes == 0)
+        settle(op, ncclSuccess); /* both ends know that there is nothing */
+    else if (lc_thread.depth == 0)
+        settle(op, lc_messages_now(op));
+    else
+        gather(op, &choice, &(struct lc_redop){ 0 });
+}
+
+void lc_route_refused(struct lc_op *op)
+{
+    if (is_collective(op->kind))
+        lc_agree_refused(op->comm->agree);
+    else
+        lc_pairs_refused(op);
 }
 
 /* The vote of a communicator that needs none but for its tuner. */
@@ -238,8 +324,10 @@ void lc_route(struct lc_op *op, const struct lc_real *real)
             return;
         }
     }
-    if (!is_collective(op->kind))
+    if (!is_collective(op->kind)) {
+        route_message(op);
         return;
+    }
     if (lc_policy_is_nccl(op, lc_thread.depth > 0, lc_process_config(), lc_machine_profile())) {
         bool committed;
 

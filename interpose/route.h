@@ -16,4 +16,7 @@ void lc_route(struct lc_op *op, const struct lc_real *real);
  * for it. */
 bool lc_route_is_captured(const struct lc_backend *backend, int device, cudaStream_t stream);
 
+/* NCCL has refused it: it is counted no longer. */
+void lc_route_refused(struct lc_op *op);
+
 #endif

@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * All-to-alls through rings, on the rig: every byte arrives as it was, eager, in groups and in graphs, in any type and
+ * at any address. LOONGCOMM_PEER=force, LOONGCOMM_EXCHANGE_MIN_BYTES=1000. argv: ranks, and "threads". */
+#include "tests/interpose/content.h"
+#include "tests/interpose/said.h"
+#include "tests/rig/test_nccl.h"
+
+#include <stdbool.h>
+
+#define MOST \
+    300000 /* bytes to each rank: more than all slots of a pair's channels at some shapes */
+
+static struct meeting *meeting;
+
+struct job {
+    int rank, n;
+    ncclComm_t comm;
+    cudaStream_t stream;
+    char *send, *recv;
+};
+
+static const ncclDataType_t types[] = { ncclInt8, ncclFloat16, ncclFloat32, ncclFloat64 };
+static const size_t sizes[] = { 1, 2, 4, 8 };
+
+static uint64_t seed_of(const struct job *job, int src, int dst, unsigned salt)
+{
+    return ((uint64_t)salt * 64 + (uint64_t)src) * (uint64_t)job->n + (uint64_t)dst;
+}
+
+static void fill(const struct job *job, size_t bytes, size_t skip, unsigned salt)
+{
+    for (int peer = 0; peer < job->n; peer++)
+        content_fill(job->send + skip + (size_t)peer * bytes, bytes,
+                     seed_of(job, job->rank, peer, salt));
+    memset(job->recv, 0xa5, skip + (size_t)job->n * bytes + 64);
+}
+
+static void check(const struct job *job, size_t bytes, size_t skip, unsigned salt)
+{
+    const char *end = job->recv + skip + (size_t)job->n * bytes;
+
+    for (int peer = 0; peer < job->n; peer++)
+        CHECK(content_is(job->recv + skip + (size_t)peer * bytes, bytes,
+                         seed_of(job, peer, job->rank, salt)));
+    for (size_t i = 0; i < skip; i++)
+        CHECK(job->recv[i] == (char)0xa5);
+    for (int i = 0; i < 64; i++)
+        CHECK(end[i] == (char)0xa5);
+}
+
+static void issue(const struct job *job, size_t count, int type, size_t skip, bool grouped)
+{
+    if (grouped)
+        NCCL(ncclGroupStart());
+    NCCL(ncclAlltoAll(job->send + skip, job->recv + skip, count, types[type], job->comm,
+                      job->stream));
+    if (grouped)
+        NCCL(ncclGroupEnd());
+}
+
+static void until_agreed(const struct job *job)
+{
+    bool agreed = false;
+
+    for (int call = 0; !agreed; call++) {
+        CHECK(call < 4096);
+        fill(job, 1000, 0, (unsigned)call);
+        issue(job, 1000, 0, 0, false);
+        CUDA(cudaStreamSynchronize(job->stream));
+        check(job, 1000, 0, (unsigned)call);
+        meeting_wait(meeting, job->n);
+        agreed = said_count("committed at") == job->n;
+        meeting_wait(meeting, job->n);
+    }
+    CHECK(said_count("rings of") == job->n);
+}
+
+static void any_size_type_and_address(const struct job *job)
+{
+    static const size_t counts[] = { 0, 1, 125, 1000, 1001, 4099, 16384, 36000 };
+    unsigned salt = 5000;
+
+    for (size_t c = 0; c < sizeof(counts) / sizeof(*counts); c++) {
+        for (int type = 0; type < 4; type++) {
+            size_t skip = salt * sizes[type] % 24, bytes = counts[c] * sizes[type];
+
+            fill(job, bytes, skip, salt);
+            issue(job, counts[c], type, skip, salt % 3 == 0);
+            CUDA(cudaStreamSynchronize(job->stream));
+            check(job, bytes, skip, salt++);
+        }
+    }
+    fill(job, MOST, 3, salt);
+    issue(job, MOST, 0, 3, false);
+    CUDA(cudaStreamSynchronize(job->stream));
+    check(job, MOST, 3, salt);
+    NCCL(ncclAlltoAll(NULL, NULL, 0, ncclInt8, job->comm, job->stream));
+}
+
+static void in_graphs(const struct job *job)
+{
+    cudaGraphExec_t exec;
+    cudaGraph_t graph;
+
+    for (unsigned grouped = 0; grouped < 2; grouped++) {
+        CUDA(cudaStreamBeginCapture(job->stream, cudaStreamCaptureModeThreadLocal));
+        issue(job, 5000, 0, 7, grouped);
+        CUDA(cudaStreamEndCapture(job->stream, &graph));
+        CUDA(cudaGraphInstantiate(&exec, graph, 0));
+        for (unsigned salt = 9000; salt < 9006; salt++) {
+            fill(job, 5000, 7, salt);
+            if (salt % 2)
+                issue(job, 5000, 0, 7, false);
+            else
+                CUDA(cudaGraphLaunch(exec, job->stream));
+            CUDA(cudaStreamSynchronize(job->stream));
+            check(job, 5000, 7, salt);
+        }
+        CUDA(cudaGraphExecDestroy(exec));
+        CUDA(cudaGraphDestroy(graph));
+    }
+}
+
+/* The one starts behind the other, whichever streams they are on. */
+static void on_streams_in_turn(const struct job *job)
+{
+    struct job other = *job;
+
+    other.stream = stream_up();
+    other.recv = device_alloc((size_t)job->n * 70000 + 100);
+    fill(job, 70000, 0, 7000);
+    memset(other.recv, 0xa5, (size_t)job->n * 70000 + 64);
+    for (int i = 0; i < 10; i++) {
+        issue(job, 70000, 0, 0, false);
+        issue(&other, 70000, 0, 0, i % 2);
+    }
+    CUDA(cudaStreamSynchronize(job->stream));
+    CUDA(cudaStreamSynchronize(other.stream));
+    check(job, 70000, 0, 7000);
+    check(&other, 70000, 0, 7000);
+    CUDA(cudaStreamDestroy(other.stream));
+    CUDA(cudaFree(other.recv));
+}
+
+static int rank_main(int rank, int n, void *arg)
+{
+    struct job job = { .rank = rank, .n = n };
+
+    job.comm = comm_up(meeting, rank, n);
+    job.stream = stream_up();
+    job.send = device_alloc((size_t)n * MOST + 100);
+    job.recv = device_alloc((size_t)n * MOST + 100);
+    until_agreed(&job);
+    any_size_type_and_address(&job);
+    in_graphs(&job);
+    on_streams_in_turn(&job);
+    NCCL(ncclCommDestroy(job.comm));
+    CUDA(cudaStreamDestroy(job.stream));
+    CUDA(cudaFree(job.send));
+    CUDA(cudaFree(job.recv));
+    return 0;
+}
+
+static char folder[] = "/tmp/lc-alltoall-XXXXXX";
+
+static bool reported(const char *pattern)
+{
+    char command[160];
+
+    snprintf(command, sizeof(command), "cat %s/* | tr -d ' \\n' | grep -q '%s'", folder, pattern);
+    return system(command) == 0;
+}
+
+static bool remove_folder(void)
+{
+    char command[80];
+
+    snprintf(command, sizeof(command), "rm -r %s", folder);
+    return system(command) == 0;
+}
+
+int main(int argc, char **argv)
+{
+    int n = argc > 1 ? atoi(argv[1]) : 2, failed;
+    bool threads = argc > 2 && strcmp(argv[2], "threads") == 0;
+
+    CHECK(mkdtemp(folder) && setenv("LOONGCOMM_DIR", folder, 1) == 0 &&
+          setenv("LOONGCOMM_REPORT", "json", 1) == 0);
+    said_begin();
+    meeting = meeting_new();
+    failed = (threads ? lc_ranks_run_threads : lc_ranks_run)(n, rank_main, NULL, 60);
+    CHECK(unsetenv("LD_PRELOAD") == 0);
+    if (!failed && !threads)
+        CHECK(reported("\"op\":\"AlltoAll\",\"paths\":.*\"reason\":\"exchange\"") &&
+              reported("\"reason\":\"smaller-than-min-bytes\"") &&
+              reported("\"bytes_elided\":[1-9]"));
+    return remove_folder() ? failed : 1;
+}
