@@ -13,11 +13,11 @@ size_t lc_peers_state_bytes(const struct lc_peers *peers)
 
 void lc_peers_free_changes(struct lc_peers *peers)
 {
-    for (uint32_t c = 1; c <= LC_CHANGES; c++) {
+    for (uint32_t c = LC_CHANGES; c >= 1; c--) {
         struct lc_peers *later = peers->by_change[c];
 
         if (!later || later->change != c)
-            continue; /* none, or a way back */
+            continue; /* none, or a way back to an earlier one's */
         lc_peers_close(later);
         lc_peers_unmap(later);
         free(later);
