@@ -10,6 +10,7 @@
  * Frames are made from the input so that the fuzzer need not learn magic and lengths: type, room, then the body; every
  * tenth or so is passed as it is. No thread runs: the harness makes the turns. */
 #include "interpose/control/control_internal.h"
+#include "tests/fuzz/input.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -21,30 +22,6 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static const unsigned char token[LC_KEY_BYTES] = "a token of 16 b";
-
-struct input {
-    const uint8_t *data;
-    size_t size;
-};
-
-static uint8_t take_byte(struct input *in)
-{
-    if (!in->size)
-        return 0;
-    in->size--;
-    return *in->data++;
-}
-
-/* Zeros where the input has ended. */
-static void take(struct input *in, void *out, size_t size)
-{
-    size_t n = size < in->size ? size : in->size;
-
-    memset(out, 0, size);
-    memcpy(out, in->data, n);
-    in->data += n;
-    in->size -= n;
-}
 
 /* The lengths that lc_frame_check knows, found by asking it. */
 static uint32_t least_length(uint16_t type)

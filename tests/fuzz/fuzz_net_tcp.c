@@ -7,6 +7,7 @@
 #include "plugin/net/tcp/tcp_internal.h"
 
 #include "common/log.h"
+#include "tests/fuzz/input.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -15,30 +16,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 #define POSTED 6
 #define ROOM   300
-
-struct input {
-    const uint8_t *data;
-    size_t size;
-};
-
-static uint8_t take_byte(struct input *in)
-{
-    if (!in->size)
-        return 0;
-    in->size--;
-    return *in->data++;
-}
-
-/* Zeros where the input has ended. */
-static void take(struct input *in, void *out, size_t size)
-{
-    size_t n = size < in->size ? size : in->size;
-
-    memset(out, 0, size);
-    memcpy(out, in->data, n);
-    in->data += n;
-    in->size -= n;
-}
 
 static void post(struct conn *conn, unsigned char *buffers)
 {

@@ -7,10 +7,9 @@
  */
 #include "kernels/rings.h"
 #include "kernels/rings_internal.h"
-#include "tests/check.h"
+#include "tests/kernels/device.h"
 #include "tests/kernels/rings_cases.h"
 
-#include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
@@ -21,14 +20,6 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-
-#define CUDA(call)                                                                            \
-    do {                                                                                      \
-        cudaError_t cuda_err = (call);                                                        \
-        if (cuda_err != cudaSuccess)                                                          \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(cuda_err)); \
-        CHECK(cuda_err == cudaSuccess);                                                       \
-    } while (0)
 
 static struct {
 #define LK_SYM(name) __typeof__(name) *name;

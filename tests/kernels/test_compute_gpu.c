@@ -3,43 +3,10 @@
  * The compute kernels on a device: the behaviours of the host library, both libraries' bits where they are to be equal,
  * graphs. Arguments: libloongkernels.so, libloongkernels-host.so, optionally --small.
  */
-#include "tests/check.h"
 #include "tests/kernels/compute_rows.h"
+#include "tests/kernels/device.h"
 
-#include <cuda_runtime_api.h>
 #include <string.h>
-
-#define CUDA(call)                                                                            \
-    do {                                                                                      \
-        cudaError_t cuda_err = (call);                                                        \
-        if (cuda_err != cudaSuccess)                                                          \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(cuda_err)); \
-        CHECK(cuda_err == cudaSuccess);                                                       \
-    } while (0)
-
-static void *device_alloc(size_t bytes)
-{
-    void *ptr;
-
-    CUDA(cudaMalloc(&ptr, bytes ? bytes : 1));
-    return ptr;
-}
-
-static void device_release(void *ptr)
-{
-    CUDA(cudaFree(ptr));
-}
-
-static void device_put(void *dst, const void *src, size_t bytes)
-{
-    CUDA(cudaMemcpy(dst, src, bytes, cudaMemcpyHostToDevice));
-}
-
-static void device_get(void *dst, const void *src, size_t bytes)
-{
-    CUDA(cudaDeviceSynchronize());
-    CUDA(cudaMemcpy(dst, src, bytes, cudaMemcpyDeviceToHost));
-}
 
 static void *host_alloc(size_t bytes)
 {
@@ -176,14 +143,6 @@ static void more_than_2_31_elements_are_updated(const struct compute_target *t)
     drop_case(&data);
 }
 
-static bool has_room(size_t bytes)
-{
-    size_t free_bytes, all_bytes;
-
-    CUDA(cudaMemGetInfo(&free_bytes, &all_bytes));
-    return free_bytes >= bytes;
-}
-
 int main(int argc, char **argv)
 {
     struct compute_target target = { .alloc = device_alloc,
@@ -194,15 +153,12 @@ int main(int argc, char **argv)
                                    .release = free,
                                    .put = host_copy,
                                    .get = host_copy };
-    int devices = 0;
     int err;
 
     CHECK(argc == 3 || argc == 4);
     target.small = argc == 4 && strcmp(argv[3], "--small") == 0;
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-        printf("skipped: no CUDA device or driver\n");
+    if (device_is_missing())
         return LC_SKIP;
-    }
     compute_open(&target, argv[1]);
     compute_open(&host, argv[2]);
     err = target.lib.lk_compute_load_all();
@@ -215,7 +171,7 @@ int main(int argc, char **argv)
     check_moe(&target);
     CHECK(adamw_fingerprint(&target) == adamw_fingerprint(&host));
     a_graph_replays_steps(&target);
-    if (!target.small && has_room((size_t)40 << 30))
+    if (!target.small && device_has_room((size_t)40 << 30))
         more_than_2_31_elements_are_updated(&target);
     else
         printf("more than 2^31 elements: left out\n");

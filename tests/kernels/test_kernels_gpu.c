@@ -3,44 +3,11 @@
  * The CUDA library on a device: the behaviours of the host library, both libraries' bits side by side, graphs, and
  * sizes beyond 2^31. Arguments: libloongkernels.so, libloongkernels-host.so, optionally --small.
  */
-#include "tests/check.h"
+#include "tests/kernels/device.h"
 #include "tests/kernels/reference.h"
 #include "tests/kernels/target.h"
 
-#include <cuda_runtime_api.h>
 #include <string.h>
-
-#define CUDA(call)                                                                            \
-    do {                                                                                      \
-        cudaError_t cuda_err = (call);                                                        \
-        if (cuda_err != cudaSuccess)                                                          \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(cuda_err)); \
-        CHECK(cuda_err == cudaSuccess);                                                       \
-    } while (0)
-
-static void *device_alloc(size_t bytes)
-{
-    void *ptr;
-
-    CUDA(cudaMalloc(&ptr, bytes));
-    return ptr;
-}
-
-static void device_release(void *ptr)
-{
-    CUDA(cudaFree(ptr));
-}
-
-static void device_put(void *dst, const void *src, size_t bytes)
-{
-    CUDA(cudaMemcpy(dst, src, bytes, cudaMemcpyHostToDevice));
-}
-
-static void device_get(void *dst, const void *src, size_t bytes)
-{
-    CUDA(cudaDeviceSynchronize());
-    CUDA(cudaMemcpy(dst, src, bytes, cudaMemcpyDeviceToHost));
-}
 
 /* 300 tensors of a model's sizes, here and on the device, and their packed buffer. */
 #define TENSORS 300
@@ -261,14 +228,6 @@ static void more_than_2_31_elements_are_served(const struct target *t)
     device_release(out_far);
 }
 
-static bool has_room(size_t bytes)
-{
-    size_t free_bytes, all_bytes;
-
-    CUDA(cudaMemGetInfo(&free_bytes, &all_bytes));
-    return free_bytes >= bytes;
-}
-
 int main(int argc, char **argv)
 {
     struct target target = { .alloc = device_alloc,
@@ -276,15 +235,12 @@ int main(int argc, char **argv)
                              .put = device_put,
                              .get = device_get };
     struct target host = { 0 };
-    int devices = 0;
     int err;
 
     CHECK(argc == 3 || argc == 4);
     target.small = argc == 4 && strcmp(argv[3], "--small") == 0;
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-        printf("skipped: no CUDA device or driver\n");
+    if (device_is_missing())
         return LC_SKIP;
-    }
     open_library(&target, argv[1]);
     open_library(&host, argv[2]);
     CHECK(strcmp(target.lib.lk_backend(), "cuda") == 0);
@@ -296,7 +252,7 @@ int main(int argc, char **argv)
     check_behaviours(&target);
     both_libraries_give_the_same_bits(&target, &host);
     graphs_replay_with_new_scalars(&target);
-    if (!target.small && has_room((size_t)16 << 30))
+    if (!target.small && device_has_room((size_t)16 << 30))
         more_than_2_31_elements_are_served(&target);
     else
         printf("more than 2^31 elements: left out\n");
