@@ -201,7 +201,7 @@ int main(int argc, char **argv)
     meeting = meeting_new();
     for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
         if (strcmp(which, cases[i].name) == 0) {
-            CHECK(lc_ranks_watch(N, rank_main, (void *)(uintptr_t)i, 25, fate) == 0);
+            CHECK(lc_ranks_watch(N, rank_main, (void *)(uintptr_t)i, 100, fate) == 0);
             for (int r = 0; r < N; r++)
                 printf("rank %d: %x\n", r, fate[r]);
             return 0;

@@ -157,7 +157,7 @@ static int main_of_rank(char **argv)
                                    atoi(argv[1]), 0);
 
     CHECK(meeting != MAP_FAILED);
-    alarm(60);
+    alarm(200);
     return rank_main(atoi(argv[0]), meeting, &cases[atoi(argv[2])]);
 }
 

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #define GRACE_MS 1000
+#define LEAST_S  200
 #define NAP_US   2000
 
 struct rank {
@@ -90,6 +91,12 @@ static int collect(struct rank *ranks, int n, struct lc_deadline deadline, bool 
     return killed;
 }
 
+/* Less says nothing on a machine that is busy with other things. */
+static int patient(int timeout_s)
+{
+    return timeout_s < LEAST_S ? LEAST_S : timeout_s;
+}
+
 int lc_ranks_run(int n, lc_rank_main *rank_main, void *arg, int timeout_s)
 {
     struct rank *ranks = calloc((size_t)n, sizeof(*ranks));
@@ -97,7 +104,7 @@ int lc_ranks_run(int n, lc_rank_main *rank_main, void *arg, int timeout_s)
 
     CHECK(ranks);
     start(ranks, n, rank_main, arg);
-    collect(ranks, n, lc_deadline_in_ms(timeout_s * INT64_C(1000)), true);
+    collect(ranks, n, lc_deadline_in_ms(patient(timeout_s) * INT64_C(1000)), true);
     for (int rank = 0; rank < n; rank++) {
         int fate = ranks[rank].fate;
 
@@ -170,6 +177,7 @@ int lc_ranks_run_threads(int n, lc_rank_main *rank_main, void *arg, int timeout_
 
     CHECK(members && threads);
     clock_gettime(CLOCK_REALTIME, &until);
+    timeout_s = patient(timeout_s);
     until.tv_sec += timeout_s;
     for (int rank = 0; rank < n; rank++) {
         members[rank] = (struct member){ &crew, rank, -1 };

@@ -37,7 +37,7 @@ static void expect_end(lc_rank_main *run, int n, int signal, int status, const c
     ssize_t bytes;
 
     CHECK(stage.output >= 0 && n <= RANKS_MAX);
-    CHECK(lc_ranks_watch(n, on_stage, &stage, 20, fate) == 0);
+    CHECK(lc_ranks_watch(n, on_stage, &stage, 100, fate) == 0);
     for (int rank = 0; rank < n; rank++)
         found += signal ? WIFSIGNALED(fate[rank]) && WTERMSIG(fate[rank]) == signal
                         : WIFEXITED(fate[rank]) && WEXITSTATUS(fate[rank]) == status;
@@ -230,7 +230,7 @@ static void expect_survivors(lc_rank_main *run, int n)
     int fate[RANKS_MAX];
     struct meeting *meeting = meeting_new();
 
-    CHECK(lc_ranks_watch(n, run, meeting, 20, fate) == 0);
+    CHECK(lc_ranks_watch(n, run, meeting, 100, fate) == 0);
     for (int rank = 0; rank < n; rank++)
         CHECK(rank == 1 ? WIFSIGNALED(fate[1]) && WTERMSIG(fate[1]) == SIGKILL : fate[rank] == 0);
     munmap(meeting, sizeof(*meeting));
