@@ -302,6 +302,11 @@ void lc_agree_rewind(struct lc_agree *agree, struct lc_agree_mark mark)
         lc_progress_rewind(agree->progress, mark.count);
 }
 
+bool lc_agree_is_committed(const struct lc_agree *agree)
+{
+    return agree && agree->committed;
+}
+
 ncclResult_t lc_agree_pair(struct lc_agree *agree, int peer, bool send, uint64_t index,
                            bool *committed)
 {

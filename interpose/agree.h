@@ -49,6 +49,9 @@ uint32_t lc_agree_generation(const struct lc_agree *agree);
  * cannot be given, now or ever. */
 bool lc_agree_vote_change(struct lc_agree *agree, uint32_t change);
 
+/* The last collective was committed; false without an agreement. */
+bool lc_agree_is_committed(const struct lc_agree *agree);
+
 /* Decides for the messages to `peer`, or from it, at epoch `index` of them; the first time that is this rank's vote for
  * the pair. Unlike lc_agree_next it must not be called before the vote is meant. ncclSuccess, or a failure that is final
  * for the communicator. */

@@ -276,6 +276,7 @@ static void prepare(struct lc_comm *comm, uintptr_t key, const struct lc_comm_fa
     comm->no_setup = false;
     comm->set_up = false;
     comm->no_pairs = false;
+    comm->mask.bits = NULL;
     atomic_store_explicit(&comm->aborted, false, memory_order_relaxed);
     comm->facts = *facts;
     comm->number = atomic_fetch_add_explicit(&numbers, 1, memory_order_relaxed);

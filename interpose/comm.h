@@ -12,6 +12,7 @@
 #include "interpose/agree.h"
 #include "interpose/control/progress.h"
 #include "interpose/ledger.h"
+#include "interpose/mask.h"
 #include "interpose/real.h"
 #include "interpose/redop.h"
 
@@ -72,6 +73,7 @@ struct lc_comm {
     bool set_up;            /* all of it is done, with or without rings */
     bool no_pairs;          /* there was no memory for them */
     struct lc_pairs *pairs; /* NULL before the first message */
+    struct lc_mask mask;    /* for the next all-to-all */
     struct lc_sides *sides; /* NULL: no rings, or no message may go through them */
     struct lc_redops redops;
     struct lc_ledger ledger;

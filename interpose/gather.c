@@ -24,8 +24,9 @@ struct member {
     struct lc_comm *comm;
     struct lc_agree_mark before; /* as it was when the group began */
     struct lc_pairs *pairs_before;
-    struct lc_side *side;  /* what is ours of its messages has been put there; to be joined */
-    cudaStream_t *streams; /* all that the group names for it; ours runs on the first */
+    struct lc_extent sends; /* of all its sends and all-to-alls, whoever carries them out */
+    struct lc_side *side;   /* what is ours of its messages has been put there; to be joined */
+    cudaStream_t *streams;  /* all that the group names for it; ours runs on the first */
     size_t n, room;
     size_t used; /* bytes of scratch in this round */
     bool begun;  /* something of ours is on streams[0] */
@@ -126,6 +127,19 @@ static struct member *add_member(struct lc_gather *gather, struct lc_comm *comm)
     return gather->last = member;
 }
 
+static void note_sends(struct member *member, const struct lc_op *op)
+{
+    uintptr_t begin = (uintptr_t)op->send, end = begin + lc_op_bytes(op, op->comm->facts.ranks);
+    struct lc_extent *sends = &member->sends;
+
+    if ((op->kind != LC_OP_SEND && op->kind != LC_OP_ALL_TO_ALL) || !begin)
+        return;
+    if (!sends->end || begin < sends->begin)
+        sends->begin = begin;
+    if (end > sends->end)
+        sends->end = end;
+}
+
 static bool note(const struct lc_op *op)
 {
     struct member *member;
@@ -139,6 +153,7 @@ static bool note(const struct lc_op *op)
         member = add_member(lc_thread.gather, op->comm);
     if (!member)
         return false;
+    note_sends(member, op);
     if (op->count == 0 && op->kind != LC_OP_SEND && op->kind != LC_OP_RECV)
         return true; /* NCCL forgets a collective of nothing, its stream too */
     for (size_t i = 0; i < member->n; i++) {
@@ -659,6 +674,7 @@ static int fork_side(struct member *member, struct lc_span *span, bool alone)
 
 static int launch_messages(struct member *member, const struct lc_messages *list, bool alone)
 {
+    struct lk_row_mask mask = { 0 };
     struct lc_span span;
     int err = lc_span_begin(member->comm->reducer, member->streams[0], &span);
 
@@ -672,8 +688,10 @@ static int launch_messages(struct member *member, const struct lc_messages *list
         err = fork_side(member, &span, alone);
     if (!err)
         err = lc_span_wait(&span);
+    if (!err && list->n_sends > 0)
+        err = lc_mask_take(member->comm, &member->sends, span.stream, span.capture, &mask);
     if (!err)
-        err = lc_messages_launch(member->comm, list, span.stream);
+        err = lc_messages_launch(member->comm, list, &mask, span.stream);
     if (member->side) { /* also behind a part of the work */
         int marked = (int)span.reducer->backend->cudaEventRecord(member->side->done, span.stream);
 
@@ -706,6 +724,8 @@ static ncclResult_t start_messages(struct lc_gather *gather)
                 result = err ? cuda_failed(member->comm, err) : ncclSuccess;
             }
         }
+        if (result == ncclSuccess && member->sends.end)
+            lc_mask_miss(member->comm); /* if nobody has taken it */
         lc_messages_free(&list);
     }
     return result;

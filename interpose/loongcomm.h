@@ -5,7 +5,11 @@
 #ifndef LOONGCOMM_H
 #define LOONGCOMM_H
 
+#include <stddef.h>
 #include <stdint.h>
+
+struct ncclComm;
+struct CUstream_st;
 
 #ifdef __cplusplus
 extern "C" {
@@ -21,6 +25,21 @@ unsigned long long loongcommCallsSeen(void);
 
 /* File of the NCCL that calls are passed to, or NULL while none is loaded. Lives as long as the process. */
 const char *loongcommNcclPath(void);
+
+/* Says which rows of its send buffer the next all-to-all of a communicator need not send: ncclAlltoAll, or a group with
+ * sends on it. The buffer is `rows` rows of `row_bytes`, all that the call sends, own part included (of a group: from its
+ * lowest address to its highest). Bit r % 32 of bits[r / 32], in device memory, is 1 where row r is live. Other rows are
+ * not read and arrive as zeros, whatever they hold. On this rank alone; other ranks need not know.
+ *
+ * bits are read by the all-to-all, behind what is on `stream` now, and must stay as they are until it has run. For a
+ * graph: call it while `stream` is captured, in front of the captured all-to-all; bits are read at each launch.
+ *
+ * 0: it will be so, but for messages smaller than LOONGCOMM_EXCHANGE_MIN_BYTES, which travel as they are.
+ * 1: not yet, or not here: the next all-to-all goes through NCCL, and dead rows arrive as they are. A program that needs
+ *    zeros there writes them itself then.
+ * Negative: -EINVAL, no such mask; -EIO, CUDA has refused it. Called by the thread that calls the communicator's operations. */
+int loongcommSetMask(struct ncclComm *comm, const uint32_t *bits, size_t rows, size_t row_bytes,
+                     struct CUstream_st *stream);
 
 /* For libnccl-tuner-loongcomm.so, within NCCL's making of a communicator, on the thread that makes it: a word that becomes
  * 1, before the same call on all ranks, when they have agreed on the profile with this hash. NULL: they will not. To be

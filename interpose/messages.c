@@ -73,7 +73,7 @@ static uint64_t bytes_of(const struct lk_message *list, size_t n)
 }
 
 int lc_messages_launch(const struct lc_comm *comm, const struct lc_messages *list,
-                       cudaStream_t stream)
+                       const struct lk_row_mask *mask, cudaStream_t stream)
 {
     const struct lc_reducer *reducer = comm->reducer;
     const struct lk_rings *rings = lc_peers_rings(reducer->peers, 0);
@@ -85,7 +85,7 @@ int lc_messages_launch(const struct lc_comm *comm, const struct lc_messages *lis
                                    lc_peers_ctas(reducer->peers));
 
     return reducer->backend->lk_rings_exchange(rings, list->sends, list->n_sends, list->recvs,
-                                               list->n_recvs, NULL, ctas, stream);
+                                               list->n_recvs, mask, ctas, stream);
 }
 
 /* A failure of ours after commit is an error at every rank: never a silent way around it. */
@@ -96,10 +96,19 @@ static ncclResult_t failed(const struct lc_op *op, const char *what)
     return ncclUnhandledCudaError;
 }
 
+static int take_mask(const struct lc_op *op, unsigned long long capture, struct lk_row_mask *out)
+{
+    uintptr_t begin = (uintptr_t)op->send;
+    struct lc_extent sends = { begin, begin + lc_op_bytes(op, op->comm->facts.ranks) };
+
+    return lc_mask_take(op->comm, &sends, op->stream, capture, out);
+}
+
 ncclResult_t lc_messages_now(const struct lc_op *op)
 {
     struct lc_reducer *reducer = op->comm->reducer;
     struct lc_messages list = { 0 };
+    struct lk_row_mask mask = { 0 };
     struct lc_span span;
     int err, recorded;
 
@@ -110,8 +119,10 @@ ncclResult_t lc_messages_now(const struct lc_op *op)
     err = lc_span_begin(reducer, op->stream, &span);
     if (!err) {
         err = lc_span_wait(&span);
+        if (!err && op->kind == LC_OP_ALL_TO_ALL)
+            err = take_mask(op, span.capture, &mask);
         if (!err)
-            err = lc_messages_launch(op->comm, &list, op->stream);
+            err = lc_messages_launch(op->comm, &list, &mask, op->stream);
         recorded = lc_span_record(&span); /* also behind a part of the work */
         err = err ? err : recorded;
         lc_span_end(&span);
@@ -139,6 +150,8 @@ struct lc_sides *lc_sides_new(const struct lc_backend *backend, cudaStream_t lik
     sides->backend = backend;
     sides->blocking = launches_block();
     err = (int)backend->cudaStreamGetPriority(like, &priority);
+    if (!err)
+        err = (int)backend->cudaEventCreateWithFlags(&sides->masked, cudaEventDisableTiming);
     for (int i = 0; !err && i < LC_SIDES; i++) {
         struct lc_side *side = &sides->side[i];
 
@@ -170,6 +183,8 @@ void lc_sides_free(struct lc_sides *sides)
         if (side->done)
             (void)sides->backend->cudaEventDestroy(side->done);
     }
+    if (sides->masked)
+        (void)sides->backend->cudaEventDestroy(sides->masked);
     free(sides);
 }
 

@@ -31,9 +31,9 @@ struct lc_messages {
 bool lc_messages_add(struct lc_messages *list, const struct lc_op *op);
 void lc_messages_free(struct lc_messages *list);
 
-/* On a stream, behind earlier exchanges of the communicator. 0 or a result of the kernels library. */
+/* On a stream, behind earlier exchanges of the communicator. mask may be NULL. 0 or a result of the kernels library. */
 int lc_messages_launch(const struct lc_comm *comm, const struct lc_messages *list,
-                       cudaStream_t stream);
+                       const struct lk_row_mask *mask, cudaStream_t stream);
 
 /* One all-to-all, send or receive outside of a group. */
 ncclResult_t lc_messages_now(const struct lc_op *op);
@@ -50,7 +50,8 @@ struct lc_side {
 /* Used by the thread that calls the communicator's operations; freed with the last reference. */
 struct lc_sides {
     const struct lc_backend *backend;
-    bool blocking; /* a launch returns when it has ended, so that nothing can run beside it */
+    cudaEvent_t masked; /* behind what the mask for the next all-to-all waits for */
+    bool blocking;      /* a launch returns when it has ended, so that nothing can run beside it */
     struct lc_side side[LC_SIDES];
 };
 

@@ -233,6 +233,8 @@ static void route_reduction(struct lc_op *op, const struct lc_real *real, bool s
         choice = choose(op, &now, false);
         ours = choice.path != LC_PATH_NCCL;
     }
+    if (op->kind == LC_OP_ALL_TO_ALL && !now.grouped && (!ours || !committed))
+        lc_mask_miss(comm);
     if (!ours || !committed) {
         op->outcome = ours                          ? LC_NCCL_NOT_COMMITTED
                       : choice.path == LC_PATH_NCCL ? (int)choice.outcome

@@ -2,10 +2,13 @@
  *
  * All-to-alls through rings, on the rig: every byte arrives as it was, eager, in groups and in graphs, in any type and
  * at any address. LOONGCOMM_PEER=force, LOONGCOMM_EXCHANGE_MIN_BYTES=1000. argv: ranks, and "threads". */
+#include "interpose/loongcomm.h"
 #include "tests/interpose/content.h"
 #include "tests/interpose/said.h"
 #include "tests/rig/test_nccl.h"
 
+#include <dlfcn.h>
+#include <errno.h>
 #include <stdbool.h>
 
 #define MOST \
@@ -143,6 +146,137 @@ static void on_streams_in_turn(const struct job *job)
     CUDA(cudaFree(other.recv));
 }
 
+/* ---- masks ---- */
+
+#define ROWS      40 /* to each rank */
+#define ROW_BYTES 730
+
+static __typeof__(loongcommSetMask) *set_mask;
+
+static bool is_live(int src, int row, unsigned salt)
+{
+    return content_mix((uint64_t)salt * 100000 + (uint64_t)src * 5000 + (uint64_t)row) % 3 != 0;
+}
+
+static void write_bits(const struct job *job, uint32_t *bits, unsigned salt)
+{
+    memset(bits, 0, (size_t)(ROWS * job->n + 31) / 32 * 4);
+    for (int row = 0; row < ROWS * job->n; row++)
+        bits[row / 32] |= (uint32_t)is_live(job->rank, row, salt) << row % 32;
+}
+
+/* Dead rows are zeros, but for those that the rank itself did not send through rings. */
+static void check_rows(const struct job *job, unsigned salt, bool masked)
+{
+    char *want = malloc((size_t)ROWS * ROW_BYTES);
+
+    CHECK(want);
+    for (int peer = 0; peer < job->n; peer++) {
+        content_fill(want, (size_t)ROWS * ROW_BYTES, seed_of(job, peer, job->rank, salt));
+        for (int row = 0; masked && row < ROWS; row++) {
+            if (!is_live(peer, job->rank * ROWS + row, salt))
+                memset(want + row * ROW_BYTES, 0, ROW_BYTES);
+        }
+        CHECK(memcmp(job->recv + (size_t)peer * ROWS * ROW_BYTES, want, (size_t)ROWS * ROW_BYTES) ==
+              0);
+    }
+    free(want);
+}
+
+enum form {
+    ALONE,
+    GROUPED,
+    MESSAGES,
+    FORMS
+};
+
+static void issue_rows(const struct job *job, enum form form)
+{
+    size_t bytes = (size_t)ROWS * ROW_BYTES;
+
+    if (form != MESSAGES) {
+        issue(job, bytes, 0, 0, form == GROUPED);
+        return;
+    }
+    NCCL(ncclGroupStart());
+    for (int i = 0; i < job->n; i++) {
+        int peer = (job->rank + i) % job->n;
+
+        NCCL(ncclSend(job->send + (size_t)peer * bytes, bytes, ncclInt8, peer, job->comm,
+                      job->stream));
+        NCCL(ncclRecv(job->recv + (size_t)peer * bytes, bytes, ncclInt8, peer, job->comm,
+                      job->stream));
+    }
+    NCCL(ncclGroupEnd());
+}
+
+static int mask_rows(const struct job *job, const uint32_t *bits, size_t rows)
+{
+    return set_mask((struct ncclComm *)job->comm, bits, rows, ROW_BYTES,
+                    (struct CUstream_st *)job->stream);
+}
+
+static void masked_eager(const struct job *job, uint32_t *bits)
+{
+    size_t rows = (size_t)ROWS * (size_t)job->n;
+
+    for (unsigned salt = 11000; salt < 11000 + 4 * FORMS; salt++) {
+        fill(job, (size_t)ROWS * ROW_BYTES, 0, salt);
+        write_bits(job, bits, salt);
+        if (salt % 2) /* only for the next one */
+            CHECK(mask_rows(job, bits, rows) == 0);
+        issue_rows(job, (enum form)(salt / 2 % FORMS));
+        CUDA(cudaStreamSynchronize(job->stream));
+        check_rows(job, salt, salt % 2);
+    }
+    CHECK(mask_rows(job, bits, rows + 1) == 0); /* which the next call has not */
+    issue_rows(job, ALONE);
+    CUDA(cudaStreamSynchronize(job->stream));
+    check_rows(job, 11000 + 4 * FORMS - 1, false);
+}
+
+static void masked_in_graphs(const struct job *job, uint32_t *bits)
+{
+    for (enum form form = ALONE; form < FORMS; form++) {
+        cudaGraphExec_t exec;
+        cudaGraph_t graph;
+
+        CUDA(cudaStreamBeginCapture(job->stream, cudaStreamCaptureModeThreadLocal));
+        CHECK(mask_rows(job, bits, (size_t)ROWS * (size_t)job->n) == 0);
+        issue_rows(job, form);
+        CUDA(cudaStreamEndCapture(job->stream, &graph));
+        CUDA(cudaGraphInstantiate(&exec, graph, 0));
+        for (unsigned salt = 12000; salt < 12003; salt++) {
+            fill(job, (size_t)ROWS * ROW_BYTES, 0, salt);
+            write_bits(job, bits, salt);
+            CUDA(cudaGraphLaunch(exec, job->stream));
+            CUDA(cudaStreamSynchronize(job->stream));
+            check_rows(job, salt, true);
+        }
+        CUDA(cudaGraphExecDestroy(exec));
+        CUDA(cudaGraphDestroy(graph));
+    }
+}
+
+static void dead_rows_arrive_as_zeros(const struct job *job)
+{
+    uint32_t *bits = device_alloc((size_t)(ROWS * job->n + 31) / 32 * 4);
+
+    CHECK(set_mask(NULL, bits, 1, 1000, NULL) == 1 && mask_rows(job, NULL, 1) == -EINVAL);
+    CHECK(mask_rows(job, (uint32_t *)((char *)bits + 1), 1) == -EINVAL);
+    CHECK(mask_rows(job, bits, 1) == 1); /* too small for rings */
+    CHECK(mask_rows(job, bits, 0) == -EINVAL && mask_rows(job, bits, SIZE_MAX) == -EINVAL);
+    for (unsigned salt = 10000; salt < 10005; salt++) { /* until pairs have agreed */
+        fill(job, (size_t)ROWS * ROW_BYTES, 0, salt);
+        issue_rows(job, MESSAGES);
+        CUDA(cudaStreamSynchronize(job->stream));
+        check_rows(job, salt, false);
+    }
+    masked_eager(job, bits);
+    masked_in_graphs(job, bits);
+    CUDA(cudaFree(bits));
+}
+
 static int rank_main(int rank, int n, void *arg)
 {
     struct job job = { .rank = rank, .n = n };
@@ -151,10 +285,12 @@ static int rank_main(int rank, int n, void *arg)
     job.stream = stream_up();
     job.send = device_alloc((size_t)n * MOST + 100);
     job.recv = device_alloc((size_t)n * MOST + 100);
+    CHECK(mask_rows(&job, (uint32_t *)job.send, 100) == 1);
     until_agreed(&job);
     any_size_type_and_address(&job);
     in_graphs(&job);
     on_streams_in_turn(&job);
+    dead_rows_arrive_as_zeros(&job);
     NCCL(ncclCommDestroy(job.comm));
     CUDA(cudaStreamDestroy(job.stream));
     CUDA(cudaFree(job.send));
@@ -187,6 +323,8 @@ int main(int argc, char **argv)
 
     CHECK(mkdtemp(folder) && setenv("LOONGCOMM_DIR", folder, 1) == 0 &&
           setenv("LOONGCOMM_REPORT", "json", 1) == 0);
+    set_mask = (__typeof__(set_mask))dlsym(RTLD_DEFAULT, "loongcommSetMask");
+    CHECK(set_mask);
     said_begin();
     meeting = meeting_new();
     failed = (threads ? lc_ranks_run_threads : lc_ranks_run)(n, rank_main, NULL, 60);

@@ -368,8 +368,8 @@ static bool has_sum(const struct step *s)
 static void check_sums(const struct job *job, const struct program *p)
 {
     for (int i = 0; i < p->n_steps * SUMS; i++) {
-        float want = has_sum(&p->steps[i / SUMS]) ? (float)(job->n * i + job->n * (job->n - 1) / 2)
-                                                  : (float)(i + job->rank);
+        int sum = job->n * i + job->n * (job->n - 1) / 2;
+        float want = (float)(has_sum(&p->steps[i / SUMS]) ? sum : i + job->rank);
 
         CHECK(job->sums[i] == want);
     }
