@@ -48,8 +48,9 @@ struct lc_ledger {
     struct lc_ledger_op op[LC_OP_KINDS];
 
     /* Counted by the device, so that replays of graphs count, too; known when the communicator has ended in order. */
-    uint64_t ring_sent;   /* bytes written to peers */
-    uint64_t ring_elided; /* bytes not written because they were zero */
+    uint64_t ring_sent;                      /* bytes written to peers */
+    uint64_t ring_elided;                    /* bytes not written because they were zero */
+    uint64_t exchange_sent, exchange_elided; /* of both, those of all-to-alls and messages */
 
     /* Not additions but what there is: memory of this rank for others to write to, all of it and what is in use. */
     uint64_t ring_bytes;

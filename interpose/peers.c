@@ -179,6 +179,8 @@ static void read_counts(struct lc_peers *peers)
     for (uint32_t g = 0; g <= peers->made; g++) {
         lc_add(&peers->ledger->ring_sent, shared->counts[g].bytes_sent);
         lc_add(&peers->ledger->ring_elided, shared->counts[g].bytes_elided);
+        lc_add(&peers->ledger->exchange_sent, shared->counts[g].exchange_sent);
+        lc_add(&peers->ledger->exchange_elided, shared->counts[g].exchange_elided);
     }
 }
 

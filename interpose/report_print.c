@@ -6,7 +6,9 @@
 #include <inttypes.h>
 #include <string.h>
 
-#define SMALL_BUCKET 16 /* values below 2^16: 64 KiB */
+#define PADDING_LIVE  75 /* percent */
+#define PADDING_BYTES (UINT64_C(1) << 20)
+#define SMALL_BUCKET  16 /* values below 2^16: 64 KiB */
 
 /* "1.5 GiB". `out` must hold 16 characters. */
 static const char *human(uint64_t bytes, char *out)
@@ -66,6 +68,14 @@ static void print_usual(const struct lc_ledger_op *op, FILE *out)
     fprintf(out, "  %-26s", text);
 }
 
+/* Of what all-to-alls and messages had for other ranks. */
+static uint64_t live_percent(const struct lc_ledger *ledger)
+{
+    double all = (double)ledger->exchange_sent + (double)ledger->exchange_elided;
+
+    return all > 0 ? (uint64_t)(100 * (double)ledger->exchange_sent / all + 0.5) : 100;
+}
+
 static void print_ledger(const struct lc_ledger *ledger, FILE *out)
 {
     char asked[16];
@@ -88,6 +98,12 @@ static void print_ledger(const struct lc_ledger *ledger, FILE *out)
     if (ledger->ring_sent || ledger->ring_elided)
         fprintf(out, "    through rings: %s written to peers, %s not written, being zero\n",
                 human(ledger->ring_sent, sent), human(ledger->ring_elided, asked));
+    if (ledger->exchange_sent)
+        fprintf(out,
+                "    of these all-to-alls and messages: %s written, %s not written, %" PRIu64
+                " %% live\n",
+                human(ledger->exchange_sent, sent), human(ledger->exchange_elided, asked),
+                live_percent(ledger));
     if (ledger->ring_bytes)
         fprintf(out, "    rings: %s in use, %s allocated, size changed %" PRIu64 " times\n",
                 human(ledger->ring_used, sent), human(ledger->ring_bytes, asked),
@@ -130,6 +146,22 @@ static void total(const struct lc_report *report, struct lc_ledger *out)
         lc_ledger_merge(out, &report->comm[i].ledger);
 }
 
+/* Zeros do not travel, but they are made, read and written, and where they stay with NCCL they do. */
+static void print_padding_hint(const struct lc_report_comm *comm, FILE *out)
+{
+    const struct lc_ledger *ledger = &comm->ledger;
+    char elided[16];
+
+    if (ledger->exchange_elided < PADDING_BYTES || live_percent(ledger) > PADDING_LIVE)
+        return;
+    fprintf(out,
+            "  hint: %" PRIu64 " %% of what all-to-alls and messages on communicator #%" PRId64
+            " had for other ranks were zeros (%s, which did not travel); with less padding they "
+            "need not be made, and loongcommSetMask, told which rows are live, spares reading "
+            "them\n",
+            100 - live_percent(ledger), comm->number, human(ledger->exchange_elided, elided));
+}
+
 static void print_hints(const struct lc_report *report, FILE *out)
 {
     struct lc_ledger sum;
@@ -148,6 +180,8 @@ static void print_hints(const struct lc_report *report, FILE *out)
                 "start of each costs more than its data; fewer and larger ones are faster (larger "
                 "buckets, or all_reduce_coalesced)\n",
                 small, calls);
+    for (size_t i = 0; i < report->count; i++)
+        print_padding_hint(&report->comm[i], out);
 }
 
 static void print_groups(const struct lc_report *report, FILE *out)
@@ -286,6 +320,10 @@ static void json_ledger(struct lc_json *json, const struct lc_ledger *ledger)
         lc_json_uint(json, ledger->ring_sent);
         lc_json_key(json, "bytes_elided");
         lc_json_uint(json, ledger->ring_elided);
+        lc_json_key(json, "exchange_written");
+        lc_json_uint(json, ledger->exchange_sent);
+        lc_json_key(json, "exchange_elided");
+        lc_json_uint(json, ledger->exchange_elided);
         lc_json_key(json, "memory_in_use");
         lc_json_uint(json, ledger->ring_used);
         lc_json_key(json, "memory_allocated");

@@ -332,6 +332,6 @@ int main(int argc, char **argv)
     if (!failed && !threads)
         CHECK(reported("\"op\":\"AlltoAll\",\"paths\":.*\"reason\":\"exchange\"") &&
               reported("\"reason\":\"smaller-than-min-bytes\"") &&
-              reported("\"bytes_elided\":[1-9]"));
+              reported("\"exchange_elided\":[1-9]"));
     return remove_folder() ? failed : 1;
 }

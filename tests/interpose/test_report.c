@@ -51,8 +51,10 @@ int main(int argc, char **argv)
         lc_ledger_add(&comms[1].ledger, LC_OP_ALL_REDUCE, LC_NCCL_NO_FASTER_PATH, 64 + i, 64 + i);
     lc_ledger_add(&comms[2].ledger, LC_OP_ALL_REDUCE, LC_RINGS_BF16, 1 << 20,
                   lc_outcome_sent(LC_RINGS_BF16, 1 << 20));
-    comms[2].ledger.ring_sent = 600000;
-    comms[2].ledger.ring_elided = 300000;
+    comms[2].ledger.ring_sent = 2600000;
+    comms[2].ledger.ring_elided = 2300000;
+    comms[2].ledger.exchange_sent = 1000000;
+    comms[2].ledger.exchange_elided = 2000000;
     comms[2].ledger.ring_bytes = 12 << 20;
     comms[2].ledger.ring_used = 8 << 20;
     comms[2].ledger.ring_changes = 1;
