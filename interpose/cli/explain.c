@@ -72,11 +72,11 @@ static int parse_op(const char *word, struct call *call)
 {
     int kind = 0;
 
-    while (kind < LC_OP_SEND && !same_word(word, lc_op_name((enum lc_op_kind)kind)))
+    while (kind < LC_OP_RECV && !same_word(word, lc_op_name((enum lc_op_kind)kind)))
         kind++;
-    if (kind == LC_OP_SEND)
+    if (kind == LC_OP_RECV)
         return lc_cli_usage("tune: --op takes all-reduce, reduce-scatter, all-gather, all-to-all, "
-                            "broadcast or reduce, not '%s'",
+                            "send, broadcast or reduce, not '%s'",
                             word);
     call->op.kind = (enum lc_op_kind)kind;
     call->profile_op = -1;
@@ -264,19 +264,20 @@ static void explain_exchange(struct answer *answer, const struct call *call,
 static void explain_no_rings(struct answer *answer, const struct call *call, char *out)
 {
     const struct lc_config *config = &answer->settings.config;
+    bool exchange = call->op.kind == LC_OP_ALL_TO_ALL || call->op.kind == LC_OP_SEND;
 
-    if (call->op.kind != LC_OP_ALL_REDUCE && call->op.kind != LC_OP_REDUCE_SCATTER &&
-        call->op.kind != LC_OP_ALL_TO_ALL)
+    if (!exchange && call->op.kind != LC_OP_ALL_REDUCE && call->op.kind != LC_OP_REDUCE_SCATTER)
         (void)snprintf(out, TEXT_MAX, "loongcomm has no other way for this operation");
     else if (config->peer == LC_PEER_OFF)
         name_setting(answer, "PEER", out, TEXT_MAX);
     else if (call->apart)
         (void)snprintf(out, TEXT_MAX, "the ranks are on %d nodes", call->nodes);
-    else if (call->op.kind != LC_OP_ALL_TO_ALL && call->op.type != ncclFloat32 &&
-             call->op.type != ncclBfloat16 && call->op.type != ncclFloat16)
+    else if (call->op.kind == LC_OP_SEND && call->bytes < config->exchange_min_bytes)
+        name_setting(answer, "EXCHANGE_MIN_BYTES", out, TEXT_MAX);
+    else if (!exchange && call->op.type != ncclFloat32 && call->op.type != ncclBfloat16 &&
+             call->op.type != ncclFloat16)
         (void)snprintf(out, TEXT_MAX, "sums of this type stay with NCCL");
-    else if (call->op.kind != LC_OP_ALL_TO_ALL && call->op.type != ncclFloat32 &&
-             config->exact == LC_EXACT_NCCL)
+    else if (!exchange && call->op.type != ncclFloat32 && config->exact == LC_EXACT_NCCL)
         name_setting(answer, "EXACT", out, TEXT_MAX);
     else
         (void)snprintf(out, TEXT_MAX, "default: %s",
@@ -298,6 +299,8 @@ static enum lc_path explain_path(struct answer *answer, const struct call *call)
         return LC_PATH_NCCL;
     }
     choice = lc_policy(&call->op, &now, config);
+    if (call->op.kind == LC_OP_SEND && lc_policy_takes_message(&now, call->bytes, config))
+        choice.path = LC_PATH_EXCHANGE;
     switch (choice.path) {
     case LC_PATH_RINGS: explain_rings(answer, call, &now, choice.outcome == LC_RINGS_BF16); break;
     case LC_PATH_EXCHANGE: explain_exchange(answer, call, &now); break;

@@ -13,12 +13,14 @@
 
 static const char help[] =
     "usage: loongcomm tune [--ranks N] [--out FILE] [--time MINUTES] [--sizes LIST]\n"
-    "                      [--only rings|nccl] [--graph] [--resume] [--json] [-- LAUNCHER ARGS]\n"
+    "                      [--only rings|nccl] [--live SHARE] [--graph] [--resume] [--json]\n"
+    "                      [-- LAUNCHER ARGS]\n"
     "       loongcomm tune --explain SIZE [--op OP] [--type T] [--ranks N] [--nodes N]\n"
     "                      [--profile FILE] [--json]\n"
     "\n"
     "Measures on this machine, by loongcomm-bench, what beats NCCL's own choices, and writes a\n"
-    "profile of it (LOONGCOMM_PROFILE): sums through memory that ranks map from each other, and\n"
+    "profile of it (LOONGCOMM_PROFILE): sums, all-to-alls and sends through memory that ranks map\n"
+    "from each other, and\n"
     "NCCL's algorithms, protocols and channels. A rule stands where nine of ten rounds gain more\n"
     "than 2 %, and more than equal sides differ by chance, and then do so in a second run, also\n"
     "between the sizes. The most valuable is tried first. Nothing else should use the GPUs.\n"
@@ -29,6 +31,7 @@ static const char help[] =
     "  --time MINUTES    stop trying then (5); confirming what was found may take a little longer\n"
     "  --sizes LIST      bytes (1k,4k,16k,64k,256k,1m,4m,16m,64m); nothing is said of larger ones\n"
     "  --only KIND       only rings (memory between ranks), or only nccl (its own choices)\n"
+    "  --live SHARE      share of an all-to-all's rows that are not zero (1): zeros need not travel\n"
     "  --graph           calls are captured in a CUDA graph and replayed, for jobs that do so: small\n"
     "                    ones gain there what a call from the host hides\n"
     "  --resume          go on with what FILE.part holds\n"
@@ -40,7 +43,7 @@ static const char help[] =
     "decides that. Nothing is measured or changed.\n"
     "\n"
     "  --explain SIZE    bytes of a rank's send buffer (4096, 64k, 16m)\n"
-    "  --op OP           all-reduce (default), reduce-scatter, all-gather, all-to-all, broadcast, ...\n"
+    "  --op OP           all-reduce (default), reduce-scatter, all-gather, all-to-all, send, ...\n"
     "  --type T          f32 (default), bf16, f16, f64, i32, ...\n"
     "  --ranks N         ranks of the communicator (as the profile's rules, else 2)\n"
     "  --nodes N         on so many nodes (as NCCL counts in the profile's rules, else 1)\n"
@@ -52,7 +55,7 @@ static const char help[] =
 
 struct options {
     struct lc_tune_question question;
-    const char *out, *time, *sizes, *only;
+    const char *out, *time, *sizes, *only, *live;
     char *const *launcher;
     double minutes;
     uint64_t size[LC_TUNE_SIZES];
@@ -99,6 +102,7 @@ static int parse_sizes(const char *text, struct options *out)
 static int check(struct options *out, bool measures, bool asks)
 {
     char *end = NULL;
+    double share;
     int code;
 
     if (out->question.size && measures)
@@ -110,6 +114,11 @@ static int check(struct options *out, bool measures, bool asks)
     out->minutes = out->time ? strtod(out->time, &end) : 5;
     if (out->time && (end == out->time || *end || !(out->minutes >= 0 && out->minutes <= 1440)))
         return lc_cli_usage("tune: --time takes minutes, not '%s'", out->time);
+    if (!out->live)
+        out->live = "1";
+    share = strtod(out->live, &end);
+    if (end == out->live || *end || !(share >= 0 && share <= 1))
+        return lc_cli_usage("tune: --live takes a share from 0 to 1, not '%s'", out->live);
     code = parse_sizes(out->sizes ? out->sizes : "1k,4k,16k,64k,256k,1m,4m,16m,64m", out);
     if (!out->out)
         out->out = "loongcomm.profile";
@@ -120,8 +129,8 @@ static int check(struct options *out, bool measures, bool asks)
 
 static int parse_values(struct options *out, const char *ranks, const char *nodes)
 {
-    bool measures = out->out || out->time || out->sizes || out->only || out->resume || out->graph ||
-                    out->launcher;
+    bool measures = out->out || out->time || out->sizes || out->only || out->live || out->resume ||
+                    out->graph || out->launcher;
     bool asks = out->question.op || out->question.type || out->question.profile || nodes;
     int most = out->question.size ? 1 << 24 : 1024;
     int code = check(out, measures, asks);
@@ -168,6 +177,7 @@ static int parse(int argc, char **argv, struct options *out)
         { "--time",    &out->time            },
         { "--sizes",   &out->sizes           },
         { "--only",    &out->only            },
+        { "--live",    &out->live            },
     };
     const size_t n_valued = sizeof(valued) / sizeof(*valued);
 
@@ -254,8 +264,12 @@ static bool is_wanted(const struct tuning *t, const struct lc_tune_step *step)
         return false;
     if (step->kind == LC_TUNE_NCCL)
         return t->tools.plugin[0] && (!only || strcmp(only, "nccl") == 0);
+    if (step->kind == LC_TUNE_EQUAL && only)
+        return step->way.op == LC_PROFILE_ALL_GATHER  ? strcmp(only, "nccl") == 0
+               : step->way.op > LC_PROFILE_ALL_REDUCE ? strcmp(only, "rings") == 0
+                                                      : true;
     if (step->kind == LC_TUNE_EQUAL)
-        return step->way.op != LC_PROFILE_ALL_GATHER || !only || strcmp(only, "nccl") == 0;
+        return step->way.op <= LC_PROFILE_ALL_REDUCE || !lacks_rings(t);
     return !only || strcmp(only, "rings") == 0;
 }
 
@@ -345,6 +359,7 @@ static int measure_step(struct tuning *t, int step, double budget_s)
     int err = 0;
 
     lc_tune_step_name(s, name, sizeof(name));
+    run.ranks = t->results.ranks;
     run.settle_s = settle_s(t, s->kind);
     run.wire = s->kind == LC_TUNE_NCCL ? 0 : s->way.protocol;
     run.sizes = sizes;
@@ -423,11 +438,14 @@ static int confirm(struct tuning *t, struct lc_tune_choice *choice,
 {
     static struct lc_tune_found found;
     uint64_t sizes[LC_TUNE_POINTS];
+    char name[LC_TUNE_LINE];
     struct lc_tune_run run = { .kind = choice->place.kind,
                                .op = choice->place.op,
                                .wire = choice->place.wire,
                                .sizes = sizes,
-                               .two_types = choice->place.kind == LC_TUNE_RINGS &&
+                               .ranks = t->results.ranks,
+                               .two_types = choice->place.op <= LC_PROFILE_ALL_REDUCE &&
+                                            choice->place.kind == LC_TUNE_RINGS &&
                                             !choice->place.wire };
     int err = lc_tune_write_rules(t->tools.candidate, &t->results, rules, n);
 
@@ -446,7 +464,10 @@ static int confirm(struct tuning *t, struct lc_tune_choice *choice,
     } else if (same_machine(t, &found) != 0) {
         return -EINVAL;
     } else if (!t->options->question.json) {
-        lc_tune_print_figures("again", &found);
+        (void)snprintf(name, sizeof(name), "again: %s %s%s",
+                       run.kind == LC_TUNE_RINGS ? "rings" : "nccl", lc_profile_op_name(run.op),
+                       run.wire ? " bf16" : "");
+        lc_tune_print_figures(name, &found);
     }
     lc_tune_confirm(choice, found.at, found.n);
     return 0;
@@ -494,6 +515,7 @@ static int begin(struct tuning *t)
         return -ENAMETOOLONG;
     (void)sprintf(t->tools.candidate + strlen(t->tools.candidate), "%s%s.try",
                   *out == '/' ? "" : "/", out);
+    t->tools.live = t->options->live;
     t->tools.graph = t->options->graph;
     t->tools.launcher = t->options->launcher;
     t->tools.ranks = t->options->question.ranks;

@@ -132,6 +132,7 @@ struct lc_tune_tools {
     char candidate[PATH_MAX]; /* the profile that the second side uses */
     char json[PATH_MAX];      /* what the bench writes */
     char reports[PATH_MAX];   /* folder for what the library says of its calls */
+    const char *live;         /* share of rows of an all-to-all that are not zero */
     bool graph;               /* calls are captured and replayed */
 };
 
@@ -139,6 +140,7 @@ struct lc_tune_run {
     enum lc_tune_kind kind;
     uint8_t op, wire;
     bool two_types;        /* fp32 and bf16; the worse ratio of a size counts */
+    int ranks;             /* as far as they are known */
     const uint64_t *sizes; /* ascending */
     int n_sizes;
     double budget_s;

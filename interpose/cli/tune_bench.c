@@ -106,18 +106,41 @@ static const char *bench_op(uint8_t op)
     switch (op) {
     case LC_PROFILE_ALL_REDUCE: return "allreduce";
     case LC_PROFILE_REDUCE_SCATTER: return "reducescatter";
-    default: return "allgather";
+    case LC_PROFILE_ALL_GATHER: return "allgather";
+    default: return "alltoall"; /* also as sends and receives */
     }
+}
+
+/* The benchmark's sizes are those of a rank's buffer; what is sent to one rank is a part of it. */
+static uint64_t parts(uint8_t op, int ranks)
+{
+    return op == LC_PROFILE_SEND ? (uint64_t)ranks : 1;
+}
+
+#define AGREE_BYTES ((uint64_t)256 << 10)
+
+/* The first case is one whose calls are not so small that they are left to NCCL, nor slow: at it the ranks agree. */
+static int first_size(const struct lc_tune_run *run)
+{
+    int first = 0;
+
+    while (first + 1 < run->n_sizes && run->sizes[first + 1] <= AGREE_BYTES)
+        first++;
+    return first;
 }
 
 static void add_sizes(struct command *command, const struct lc_tune_run *run)
 {
     char list[1024];
-    int used = 0;
+    int first = first_size(run);
+    int used = snprintf(list, sizeof(list), "%" PRIu64,
+                        run->sizes[first] * parts(run->op, run->ranks));
 
-    for (int i = 0; i < run->n_sizes && used < (int)sizeof(list) - 24; i++)
-        used += snprintf(list + used, sizeof(list) - (size_t)used, "%s%" PRIu64, i ? "," : "",
-                         run->sizes[i]);
+    for (int i = 0; i < run->n_sizes && used < (int)sizeof(list) - 24; i++) {
+        if (i != first)
+            used += snprintf(list + used, sizeof(list) - (size_t)used, ",%" PRIu64,
+                             run->sizes[i] * parts(run->op, run->ranks));
+    }
     add(command, "--sizes");
     addf(command, "%s", list);
 }
@@ -133,7 +156,9 @@ static void build(const struct lc_tune_tools *tools, const struct lc_tune_run *r
     add(command, "--types");
     add(command, run->two_types ? "f32,bf16" : "f32");
     add(command, "--live");
-    add(command, "1");
+    add(command, tools->live);
+    if (run->op == LC_PROFILE_SEND)
+        add(command, "--sendrecv");
     if (tools->ranks) {
         add(command, "--ranks");
         addf(command, "%d", tools->ranks);
@@ -156,6 +181,7 @@ static void build(const struct lc_tune_tools *tools, const struct lc_tune_run *r
 
 struct reader {
     struct lc_tune_found *out;
+    uint64_t parts;
     uint64_t bytes; /* of the record being read */
     struct lc_tune_ratio ratio;
 };
@@ -206,7 +232,7 @@ static void visit(const char *path, const char *value, void *arg)
     else if (strcmp(path, "machine.nodes") == 0)
         reader->out->nodes = (int)strtol(value, NULL, 10);
     else if (strcmp(path, "records.bytes") == 0)
-        reader->bytes = strtoull(value, NULL, 10);
+        reader->bytes = strtoull(value, NULL, 10) / reader->parts;
     else if (strcmp(path, "records.ratio.median") == 0)
         reader->ratio.median = strtod(value, NULL);
     else if (strcmp(path, "records.ratio.p10") == 0)
@@ -215,6 +241,14 @@ static void visit(const char *path, const char *value, void *arg)
         reader->ratio.p90 = strtod(value, NULL);
     if (strcmp(path, "records.ratio.p90") == 0) /* the last of a record that counts */
         take_record(reader);
+}
+
+static int by_size(const void *a, const void *b)
+{
+    uint64_t x = ((const struct lc_tune_recheck *)a)->bytes;
+    uint64_t y = ((const struct lc_tune_recheck *)b)->bytes;
+
+    return (x > y) - (x < y);
 }
 
 static char *read_text(const char *path)
@@ -269,10 +303,10 @@ static double read_reports(const char *folder)
     return calls.all > 0 ? calls.through_memory / calls.all : -1;
 }
 
-static int read_json(const char *path, struct lc_tune_found *out)
+static int read_json(const char *path, uint64_t n_parts, struct lc_tune_found *out)
 {
     lc_autofree char *text = read_text(path);
-    struct reader reader = { .out = out };
+    struct reader reader = { .out = out, .parts = n_parts };
 
     if (!text) {
         (void)snprintf(out->why, sizeof(out->why), "it wrote no %.400s", path);
@@ -283,6 +317,7 @@ static int read_json(const char *path, struct lc_tune_found *out)
         (void)snprintf(out->why, sizeof(out->why), "what it wrote is no result");
         return -EINVAL;
     }
+    qsort(out->at, (size_t)out->n, sizeof(out->at[0]), by_size);
     return 0;
 }
 
@@ -304,7 +339,7 @@ int lc_tune_compare(const struct lc_tune_tools *tools, const struct lc_tune_run 
     lc_cli_child_run(&child, &outcome);
     if (outcome.end == LC_CLI_EXITED && outcome.code == 0) {
         (void)snprintf(out->why, sizeof(out->why), "%.500s", lc_cli_child_last_line(&outcome));
-        err = read_json(tools->json, out);
+        err = read_json(tools->json, parts(run->op, run->ranks), out);
     } else {
         (void)snprintf(out->why, sizeof(out->why), "%.100s: %.380s",
                        lc_cli_child_end(&child, &outcome), lc_cli_child_last_line(&outcome));

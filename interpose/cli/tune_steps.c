@@ -6,6 +6,8 @@
 #define AR LC_PROFILE_ALL_REDUCE
 #define RS LC_PROFILE_REDUCE_SCATTER
 #define AG LC_PROFILE_ALL_GATHER
+#define AA LC_PROFILE_ALL_TO_ALL
+#define SR LC_PROFILE_SEND
 
 enum {
     EXACT,
@@ -44,7 +46,7 @@ enum {
         LC_TUNE_RINGS,                                                 \
         {                                                              \
             .who = LC_PROFILE_RINGS, .op = (what), .protocol = (wire), \
-            .algorithm = LC_PROFILE_##kernel##_SHOT, .width = (ctas)   \
+            .algorithm = LC_PROFILE_##kernel, .width = (ctas)          \
         }                                                              \
     }
 #define NCCL(what, how, proto, channels)                                                   \
@@ -59,19 +61,23 @@ enum {
 /* Channels are tried for the one protocol that uses many. */
 const struct lc_tune_step lc_tune_steps[] = {
     EQUAL(AR),
-    RINGS(AR, EXACT, TWO, 32),
-    RINGS(AR, EXACT, ONE, 16),
+    RINGS(AR, EXACT, TWO_SHOT, 32),
+    RINGS(AR, EXACT, ONE_SHOT, 16),
+    EQUAL(AA),
+    RINGS(AA, EXACT, EXCHANGE, 32),
     NCCL(AR, TREE, LL, 0),
     NCCL(AR, RING, LL, 0),
     NCCL(AR, TREE, SIMPLE, 0),
     NCCL(AR, RING, SIMPLE, 0),
     CAST(AR),
-    RINGS(AR, BF16, TWO, 32),
-    RINGS(AR, EXACT, TWO, 16),
+    RINGS(AR, BF16, TWO_SHOT, 32),
+    RINGS(AR, EXACT, TWO_SHOT, 16),
     NCCL(AR, RING, LL128, 0),
     NCCL(AR, TREE, LL128, 0),
+    EQUAL(SR),
+    RINGS(SR, EXACT, EXCHANGE, 32),
     EQUAL(RS),
-    RINGS(RS, EXACT, TWO, 32),
+    RINGS(RS, EXACT, TWO_SHOT, 32),
     NCCL(RS, RING, LL, 0),
     NCCL(RS, RING, SIMPLE, 0),
     NCCL(RS, PAT, SIMPLE, 0),
@@ -79,15 +85,19 @@ const struct lc_tune_step lc_tune_steps[] = {
     NCCL(AG, RING, LL, 0),
     NCCL(AG, RING, SIMPLE, 0),
     NCCL(AG, PAT, SIMPLE, 0),
-    RINGS(AR, EXACT, ONE, 4),
-    RINGS(AR, EXACT, TWO, 8),
-    RINGS(AR, BF16, TWO, 16),
-    RINGS(AR, BF16, TWO, 8),
+    RINGS(AR, EXACT, ONE_SHOT, 4),
+    RINGS(AR, EXACT, TWO_SHOT, 8),
+    RINGS(AA, EXACT, EXCHANGE, 16),
+    RINGS(SR, EXACT, EXCHANGE, 16),
+    RINGS(AR, BF16, TWO_SHOT, 16),
+    RINGS(AR, BF16, TWO_SHOT, 8),
     CAST(RS),
-    RINGS(RS, BF16, TWO, 32),
-    RINGS(RS, EXACT, TWO, 16),
-    RINGS(RS, EXACT, TWO, 8),
-    RINGS(RS, BF16, TWO, 16),
+    RINGS(RS, BF16, TWO_SHOT, 32),
+    RINGS(RS, EXACT, TWO_SHOT, 16),
+    RINGS(RS, EXACT, TWO_SHOT, 8),
+    RINGS(RS, BF16, TWO_SHOT, 16),
+    RINGS(AA, EXACT, EXCHANGE, 8),
+    RINGS(SR, EXACT, EXCHANGE, 8),
     NCCL(AR, RING, SIMPLE, 2),
     NCCL(AR, RING, SIMPLE, 4),
     NCCL(AR, RING, SIMPLE, 8),
@@ -112,6 +122,7 @@ bool lc_tune_step_takes(const struct lc_tune_step *step, uint64_t bytes)
 
 void lc_tune_step_name(const struct lc_tune_step *step, char *out, size_t size)
 {
+    static const char *const kernels[] = { "one-shot", "two-shot", "exchange" };
     const struct lc_profile_rule *way = &step->way;
     const char *op = lc_profile_op_name(way->op);
 
@@ -120,7 +131,7 @@ void lc_tune_step_name(const struct lc_tune_step *step, char *out, size_t size)
     case LC_TUNE_CAST: (void)snprintf(out, size, "cast %s", op); break;
     case LC_TUNE_RINGS:
         (void)snprintf(out, size, "rings %s %s %s %u", op, way->protocol == BF16 ? "bf16" : "exact",
-                       way->algorithm == LC_PROFILE_ONE_SHOT ? "one-shot" : "two-shot", way->width);
+                       kernels[way->algorithm], way->width);
         break;
     default:
         (void)snprintf(out, size, "nccl %s %s %s %u", op, lc_profile_algorithm_name(way->algorithm),

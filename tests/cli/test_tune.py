@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 import glob
-import json
 import os
 import signal
 import subprocess
@@ -79,6 +78,17 @@ class Explain(CliTest):
         self.assertIsNone(self.explain("4k", **wire)["nccl"]["rule"])
         self.assertIsNotNone(self.explain("8k", **wire)["nccl"]["rule"])
 
+    def test_exchanges_are_explained_too(self):
+        path = self.profile("rings all-to-all 2 exact 65536 0 exchange 16\nrings send 2 exact 65536 0 exchange 8\n")
+        for op, ctas in (("all-to-all", 16), ("send", 8)):
+            document = self.explain("128k", "--op", op, LOONGCOMM_PROFILE=path, LOONGCOMM_PEER="auto")
+            self.assertIn("%d CTAs" % ctas, document["path"]["choice"])
+            self.assertIn("rings %s 2 exact" % op, document["path"]["why"])
+            document = self.explain("8k", "--op", op, LOONGCOMM_PROFILE=path, LOONGCOMM_PEER="auto")
+            self.assertEqual(document["path"]["why"], "LOONGCOMM_EXCHANGE_MIN_BYTES=32k (default)")
+            document = self.explain("128k", "--op", op, LOONGCOMM_PROFILE=path)
+            self.assertEqual(document["path"]["why"], "LOONGCOMM_PEER=off (default)")
+
     def test_text_names_the_profile_and_where_it_holds(self):
         result = call("tune", "--explain", "64k", "--profile", self.profile(RINGS, "Some GPU"), LOONGCOMM_PEER="auto")
         self.assertEqual(result.returncode, 0, result.stderr)
@@ -106,8 +116,7 @@ class Tune(CliTest):
     steps = []
 
     def world(self, ratios, **more):
-        self.write("world.json", json.dumps(dict({"ranks": 2, "nodes": 1, "ratios": ratios}, **more)))
-        return list(ratios) + more.get("fail", [])
+        self.write("world", repr(dict({"ranks": 2, "nodes": 1, "ratios": ratios}, **more)))
 
     def tune(self, *args, sizes="1k,4k,16k", code=0):
         result = call("tune", "--out", self.path("p"), "--sizes", sizes, *args, "--", *LAUNCHER, self.folder)
@@ -153,7 +162,7 @@ class Tune(CliTest):
         self.assertEqual(self.lines("p")[:3], (HEAD % "none").splitlines())
         self.assertIn("p: 3 rules for 2 ranks on none, NCCL 2.28.9", result.stdout)
         self.assertIn("one-shot 16 # 1.400, 1.500", "\n".join(self.lines("p")))
-        self.assertEqual(sorted(os.listdir(self.folder)), ["log", "p", "world.json"])
+        self.assertEqual(sorted(os.listdir(self.folder)), ["log", "p", "world"])
 
     def test_nothing_faster_is_an_empty_profile(self):
         result = self.tune_some({TWO: {"1024": (1.5, 1.01, 1.6), "4096": (1.5, 1.02, 1.6), "16384": (1.03, 1.025, 1.04)},
@@ -161,6 +170,13 @@ class Tune(CliTest):
         self.assertIn("nothing was found to be faster", result.stdout)
         self.assertEqual(self.rules(), [])
         self.assertEqual(call("tune", "--explain", "4k", "--profile", self.path("p")).returncode, 0)
+
+    def test_sizes_of_sends_are_those_of_messages(self):
+        at = {"65536": WIN, "262144": WIN, "else": WIN}
+        self.tune_some({"rings all-to-all exact exchange 32": at, "rings send exact exchange 32": at},
+                       "--sizes", "64k,256k")
+        self.assertEqual(self.rules(), ["rings all-to-all 2 exact 65536 262145 exchange 32",
+                                        "rings send 2 exact 65536 262145 exchange 32"])
 
     def test_fewer_ctas_do_where_they_are_as_good(self):
         self.tune_some({TWO: {"4096": (1.50, 1.4, 1.6)}, TWO.replace("32", "8"): {"4096": (1.48, 1.4, 1.6)},
@@ -199,12 +215,14 @@ class Tune(CliTest):
         self.assertEqual(log, rings[:5] + rings[4:]) # the fifth was under way
 
     def test_time_that_is_up_leaves_the_rest_for_another_call(self):
+        self.all_steps()
         self.world({})
         self.tune("--time", "0", code=1)
         self.tune("--time", "0.000001", sizes="1k")
         self.assertEqual(self.lines("log"), ["equal all-reduce"])
         result = self.tune("--time", "0", "--resume", sizes="1k")
-        self.assertIn("38 of 39 ways were not tried", result.stdout)
+        ways = len(self.steps)
+        self.assertIn("%d of %d ways were not tried" % (ways - 1, ways), result.stdout)
         self.assertEqual(self.lines("p.part")[-1], "done equal all-reduce")
 
     def test_what_fails_gets_no_rule_and_is_said(self):
@@ -254,8 +272,7 @@ class Rig(CliTest):
 
     def profile(self):
         win = {"4096": WIN, "65536": WIN, "else": WIN}
-        self.write("world.json", json.dumps({"ranks": 2, "nodes": 1, "ratios": {
-            TWO: win, "nccl all-reduce tree simple 0": win}}))
+        self.write("world", repr({"ranks": 2, "nodes": 1, "ratios": {TWO: win, "nccl all-reduce tree simple 0": win}}))
         result = call("tune", "--out", self.path("p"), "--sizes", "4k,64k", "--", *LAUNCHER, self.folder)
         self.assertEqual(result.returncode, 0, result.stderr)
         return self.path("p")
@@ -305,7 +322,7 @@ class Usage(CliTest):
                      ("--explain", "4k", "--type", "q"), ("--explain", "4k", "--ranks", "0"),
                      ("--explain", "4k", "--ranks", "2", "--nodes", "3"), ("--explain", "4k", "--out", "p"),
                      ("--op", "all-reduce"), ("--time", "x"), ("--time", "-1"), ("--sizes", "4k,1k"), ("--sizes", "4k,5"),
-                     ("--sizes", "4k,"), ("--only", "q"), ("--explain", "4k", "--graph"), ("--ranks", "1"), ("--",), ("x",)):
+                     ("--sizes", "4k,"), ("--only", "q"), ("--live", "1.1"), ("--explain", "4k", "--graph"), ("--ranks", "1"), ("--",), ("x",)):
             result = call("tune", *args)
             self.assertEqual((result.returncode, len(result.stderr.splitlines())), (2, 1), (args, result.stderr))
             self.assertTrue(result.stderr.startswith("loongcomm: tune: "), result.stderr)
