@@ -315,7 +315,7 @@ static int ranks_die(int n)
 {
     int failed = 0;
 
-    for (last_call = 16; last_call < 160 && !failed; last_call += 13 + last_call / 4) {
+    for (last_call = 16; last_call < 160 && !failed; last_call += 20 + last_call / 2) {
         meeting_reset(meeting);
         CHECK(ftruncate(said_file, 0) == 0);
         failed = lc_ranks_run(n, a_rank_dies, NULL, 100);
