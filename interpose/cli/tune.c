@@ -20,10 +20,11 @@ static const char help[] =
     "\n"
     "Measures on this machine, by loongcomm-bench, what beats NCCL's own choices, and writes a\n"
     "profile of it (LOONGCOMM_PROFILE): sums, all-to-alls and sends through memory that ranks map\n"
-    "from each other, and\n"
-    "NCCL's algorithms, protocols and channels. A rule stands where nine of ten rounds gain more\n"
-    "than 2 %, and more than equal sides differ by chance, and then do so in a second run, also\n"
-    "between the sizes. The most valuable is tried first. Nothing else should use the GPUs.\n"
+    "from each other, and NCCL's algorithms, protocols and channels. A rule stands where nine of ten\n"
+    "rounds gain more than 2 %, and more than equal sides differ by chance, and then do so in a\n"
+    "second run, also between the sizes. The most valuable is tried first. Nothing else should use\n"
+    "the GPUs. Where ranks share one, MPS has to run; LD_LIBRARY_PATH names the folders of\n"
+    "libnccl.so.2 and libcudart.so (`perf/run tune` sees to both).\n"
     "\n"
     "  --ranks N         ranks of the job (as many as GPUs, at least 2)\n"
     "  --out FILE        the profile (loongcomm.profile); rules in it for other numbers of ranks stay.\n"
@@ -300,6 +301,12 @@ static int same_machine(struct tuning *t, const struct lc_tune_found *found)
 {
     struct lc_tune_results *r = &t->results;
 
+    if (found->rig && strcmp(r->gpu, "none") != 0) {
+        lc_cli_say(
+            "tune: loongcomm-bench has used its host stand-in, not the GPUs of this machine: "
+            "LD_LIBRARY_PATH has to name the folders of the real libnccl.so.2 and libcudart.so");
+        return -EINVAL;
+    }
     if (!r->nccl) {
         r->nccl = found->nccl;
         r->ranks = found->ranks;

@@ -149,8 +149,8 @@ struct lc_tune_run {
 
 struct lc_tune_found {
     int nccl, ranks, nodes;
-    double
-        taken; /* share of the second side's calls that went through mapped memory; below 0: not known */
+    bool rig;     /* host memory instead of GPUs */
+    double taken; /* share of calls that went through mapped memory; below 0: not known */
     struct lc_tune_recheck at[LC_TUNE_POINTS];
     int n;
     char why[512]; /* of a failure, or what the bench warns of */

@@ -227,6 +227,8 @@ static void visit(const char *path, const char *value, void *arg)
 
     if (strcmp(path, "machine.nccl") == 0)
         reader->out->nccl = version(value);
+    else if (strcmp(path, "machine.rig") == 0)
+        reader->out->rig = strcmp(value, "true") == 0;
     else if (strcmp(path, "machine.ranks") == 0)
         reader->out->ranks = (int)strtol(value, NULL, 10);
     else if (strcmp(path, "machine.nodes") == 0)
