@@ -272,3 +272,30 @@ LK_API int lk_compare(const void *got, const void *want, uint64_t count, enum lk
         return -EINVAL;
     return lk_run_compare(&comparison, stream);
 }
+
+LK_API int lk_cast_feedback(const float *in, uint64_t count, void *packed, float *residual,
+                            const struct lk_scale *scale, void *stream)
+{
+    struct lk_feedback feedback = {
+        .in = in,
+        .packed = packed,
+        .residual = residual,
+        .count = count,
+        .scale = scale ? scale->value : 1,
+        .scale_pointer = scale ? scale->device_value : NULL,
+        .scale_type = scale ? scale->type : LK_FP32,
+    };
+    struct range from, to, kept;
+
+    if (!good_scale(scale))
+        return -EINVAL;
+    if (!count)
+        return 0;
+    if (!in || !packed || !residual || ((uintptr_t)in | (uintptr_t)residual) & 3 ||
+        (uintptr_t)packed & 1 || !make_range((uintptr_t)in, 0, count, 4, &from) ||
+        !make_range((uintptr_t)packed, 0, count, 2, &to) ||
+        !make_range((uintptr_t)residual, 0, count, 4, &kept) || overlaps(from, to) ||
+        overlaps(from, kept) || overlaps(to, kept))
+        return -EINVAL;
+    return lk_run_feedback(&feedback, stream);
+}

@@ -44,7 +44,9 @@ LK_API int lk_load_all(void)
     result = lk_load_lists();
     if (!result)
         result = lk_load_sum();
-    return result ? result : lk_load_compare();
+    if (!result)
+        result = lk_load_compare();
+    return result ? result : lk_load_feedback();
 }
 
 LK_API int lk_rings_load(void)

@@ -68,6 +68,16 @@ struct lk_sum {
     uint16_t out_type;
 };
 
+struct lk_feedback {
+    const float *in;
+    uint16_t *packed;
+    float *residual;
+    uint64_t count;
+    const void *scale_pointer;
+    float scale;
+    enum lk_type scale_type;
+};
+
 struct lk_comparison {
     const void *got;
     const void *want;
@@ -80,12 +90,14 @@ struct lk_comparison {
 /* Of the backend. head.n >= 1 and count >= 1. May fill in the entries' chunks. */
 int lk_run_launch(struct lk_launch *launch, void *stream);
 int lk_run_sum(const struct lk_sum *sum, void *stream);
+int lk_run_feedback(const struct lk_feedback *feedback, void *stream);
 int lk_run_compare(const struct lk_comparison *comparison, void *stream); /* count may be 0 */
 
 /* Of the CUDA backend: loads its kernels on the current device. 0 or a cudaError_t. */
 int lk_load_lists(void);
 int lk_load_sum(void);
 int lk_load_compare(void);
+int lk_load_feedback(void);
 
 #ifdef __cplusplus
 }

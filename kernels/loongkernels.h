@@ -105,6 +105,14 @@ int lk_cast_pack(const struct lk_tensor *tensors, size_t n, void *packed,
                  const struct lk_scale *scale, enum lk_rounding rounding, const struct lk_rng *rng,
                  void *stream);
 
+/* packed[i] = bf16(scale * in[i] + what residual[i] owes), to nearest: error feedback. residual[i] gets what rounding has
+ * lost, for the next call; it is all zero before the first. Whatever it holds does no harm: at most one part in 256 of
+ * scale * in[i] is added at a time, the rest is owed further on, and of more than 65 times that much the rest is forgotten,
+ * as it comes from other data. A scaled value of 0 is sent as it is, and so is one that is infinite or a NaN, which also
+ * ends what is owed. The three ranges must not overlap; in and residual are aligned to 4 bytes. */
+int lk_cast_feedback(const float *in, uint64_t count, void *packed, float *residual,
+                     const struct lk_scale *scale, void *stream);
+
 /* ptr[i] = packed[offset + i]: a bf16 buffer to fp32 tensors. */
 int lk_cast_unpack(const struct lk_tensor *tensors, size_t n, const void *packed, void *stream);
 

@@ -635,6 +635,83 @@ static void differences_are_measured(const struct target *t)
     drop(&work);
 }
 
+/* `steps` calls on the same values, whose sum over the calls must come out. `first`: what residuals hold before. */
+static void feed(const struct target *t, size_t n, size_t shift, int steps, float first,
+                 double *worst_sum, double *worst_call)
+{
+    struct buffer in = make_buffer(t, (n + shift) * 4), kept = make_buffer(t, (n + shift) * 4);
+    struct buffer out = make_buffer(t, (n + shift) * 2);
+    struct lk_scale scale = { .value = 0.75F };
+    double *sum = calloc(n, sizeof(*sum)), *want = calloc(n, sizeof(*want));
+    uint64_t state = 5;
+
+    CHECK(sum && want);
+    for (size_t i = 0; i < n + shift; i++)
+        ((float *)kept.near)[i] = first;
+    upload(&kept);
+    *worst_sum = *worst_call = 0;
+    for (int s = 0; s < steps; s++) {
+        for (size_t i = shift; i < n + shift; i++) /* some alike all the time, some of any size */
+            ((float *)in.near)[i] = i % 2 ? 1.001F + (float)(i % 100) / 64
+                                          : (float)(ref_next(&state) % 4096) / 1024 - 2;
+        ((float *)in.near)[shift] = -0.0F;
+        upload(&in);
+        upload(&out);
+        CHECK(t->lib.lk_cast_feedback((float *)in.far + shift, n, (uint16_t *)out.far + shift,
+                                      (float *)kept.far + shift, &scale, NULL) == 0);
+        download(&out);
+        for (size_t i = 0; i < n; i++) {
+            double got = ref_float((uint32_t)((uint16_t *)out.near)[i + shift] << 16);
+            double value = 0.75F * ((float *)in.near)[i + shift];
+
+            sum[i] += got;
+            want[i] += value;
+            CHECK(isfinite(got) && (value != 0 || (got == 0 && signbit(got) == signbit(value))));
+            if (value != 0 && fabs(got - value) / fabs(value) > *worst_call)
+                *worst_call = fabs(got - value) / fabs(value);
+        }
+    }
+    download(&kept);
+    for (size_t i = 0; i < n; i++) {
+        CHECK((i + shift) % 2 == 0 || first != 0 ||
+              fabs(sum[i] + ((float *)kept.near)[i + shift] - want[i]) < 2e-3);
+        *worst_sum = fmax(*worst_sum, fabs(sum[i] - want[i]));
+    }
+    free(sum);
+    free(want);
+    drop(&in);
+    drop(&kept);
+    drop(&out);
+}
+
+static void what_rounding_loses_is_sent_later(const struct target *t)
+{
+    int steps = t->small ? 20 : 200;
+    double sum, call;
+
+    for (size_t shift = 0; shift < 4; shift++) {
+        feed(t, 1031, shift, steps, 0, &sum, &call);
+        CHECK(sum < 0.02);            /* one rounding, not `steps` of them, which is 0.2 and more */
+        CHECK(call <= 2.02 * 0x1p-8); /* and no call is much worse for it */
+    }
+}
+
+/* Of a buffer that has another's place, say. */
+static void residuals_of_anything_do_no_harm(const struct target *t)
+{
+    static const float firsts[] = { 1e30F, -3.0F, 0.25F, 0x1p-130F };
+    double sum, call;
+
+    for (size_t i = 0; i < sizeof(firsts) / sizeof(*firsts); i++) {
+        feed(t, 1031, 0, 30, firsts[i], &sum, &call);
+        CHECK(call <= 2.02 * 0x1p-8 && sum < 0.3);
+    }
+    feed(t, 1031, 0, 30, ref_float(0x7fc00000), &sum, &call);
+    CHECK(call <= 2.02 * 0x1p-8 && sum < 0.02);
+    feed(t, 1031, 0, 30, ref_float(0xff800000), &sum, &call);
+    CHECK(call <= 2.02 * 0x1p-8 && sum < 0.3);
+}
+
 static void bad_arguments_are_refused(const struct target *t)
 {
     struct buffer apart = make_buffer(t, 4096);
@@ -672,6 +749,12 @@ static void bad_arguments_are_refused(const struct target *t)
         t->lib.lk_sum_shards(packed.far, 3, UINT64_MAX / 2, 10, apart.far, LK_BF16, NULL, NULL));
 #undef REFUSED
     CHECK(t->lib.lk_cast_pack(NULL, 0, NULL, NULL, LK_NEAREST, NULL, NULL) == 0);
+    CHECK(t->lib.lk_cast_feedback((float *)apart.far, 10, packed.far, (float *)apart.far, NULL,
+                                  NULL) == -EINVAL);
+    CHECK(t->lib.lk_cast_feedback((float *)apart.far, 10, packed.far, (float *)(packed.far + 16),
+                                  NULL, NULL) == -EINVAL);
+    CHECK(t->lib.lk_cast_feedback((float *)(apart.far + 2), 10, packed.far,
+                                  (float *)(packed.far + 64), NULL, NULL) == -EINVAL);
     CHECK(t->lib.lk_compare(apart.far, packed.far, 1, (enum lk_type)3, apart.far, (void *)apart.far,
                             NULL) == -EINVAL);
     CHECK(t->lib.lk_compare(apart.far, packed.far + 2, 1, LK_FP32, apart.far, (void *)apart.far,
@@ -694,5 +777,7 @@ void check_behaviours(const struct target *t)
     sums_follow_the_reference(t);
     a_sum_may_replace_one_of_its_shards(t);
     differences_are_measured(t);
+    what_rounding_loses_is_sent_later(t);
+    residuals_of_anything_do_no_harm(t);
     bad_arguments_are_refused(t);
 }
