@@ -3,6 +3,7 @@
 
 #include "common/log.h"
 #include "interpose/comm.h"
+#include "interpose/feedback.h"
 #include "interpose/messages.h"
 #include "interpose/pairs.h"
 #include "interpose/process.h"
@@ -745,6 +746,8 @@ static ncclResult_t start(struct batch *batch, const struct lc_real *real)
     result = begin(batch->member, &span);
     if (result == ncclSuccess)
         result = verify(batch, &span, real);
+    if (!is_scatter(batch) && (is_cast(batch) || batch->first->choice.outcome == LC_RINGS_BF16))
+        lc_feedback_pass_group(span.reducer, batch->n);
     if (result == ncclSuccess) {
         err = is_rings(batch) ? launch(batch) : pack(batch);
         result = err               ? cuda_failed(batch->first->op.comm, err)

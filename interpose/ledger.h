@@ -57,6 +57,11 @@ struct lc_ledger {
     uint64_t ring_used;
     uint64_t ring_changes; /* of its size */
 
+    /* All-reduces with bf16 on the wire, where error feedback is wanted (feedback.h). */
+    uint64_t fed;
+    uint64_t unfed;          /* went without */
+    uint64_t feedback_bytes; /* of device memory that residuals have used */
+
     /* Calls beside which NCCL's own were made (verify.h). */
     uint64_t verify_begun;  /* comparisons launched */
     uint64_t verified;      /* of them, looked at */

@@ -5,6 +5,7 @@
 #include "common/log.h"
 #include "interpose/agree.h"
 #include "interpose/comm.h"
+#include "interpose/feedback.h"
 #include "interpose/peers.h"
 #include "interpose/process.h"
 #include "interpose/verify.h"
@@ -175,10 +176,12 @@ static void free_parts(struct lc_reducer *reducer)
         lc_warn("device %d: %zu MB of scratch are still in use and stay allocated", reducer->device,
                 reducer->bytes >> 20);
         lc_verify_detach(reducer->verify);
+        lc_feedback_detach(reducer->feedback);
         lc_peers_detach(reducer->peers);
         return;
     }
     lc_verify_free(reducer->verify);
+    lc_feedback_free(reducer->feedback);
     lc_peers_free(reducer->peers);
     if (reducer->scratch)
         (void)backend->cudaFree(reducer->scratch);
@@ -221,6 +224,7 @@ void lc_reducer_free(struct lc_reducer *reducer, bool at_once)
         lc_info("device %d: %zu MB of scratch are kept for another communicator", reducer->device,
                 reducer->bytes >> 20);
         lc_verify_detach(reducer->verify);
+        lc_feedback_detach(reducer->feedback);
         lc_peers_detach(reducer->peers);
         keep(reducer);
         return;
@@ -347,6 +351,9 @@ struct cast {
     struct lk_scale scale;
     uint64_t ranks, rank;
     bool accurate;
+    uint64_t most; /* elements of a piece, but for the last one */
+    float *
+        residual; /* what is owed to each element, then what each owner of a shard owes to it; NULL: no feedback */
 };
 
 /* A failure of ours after commit is an error at every rank: never a silent way around it. */
@@ -363,6 +370,9 @@ static int pack(const struct cast *cast, uint64_t at, uint64_t n, char *to)
     const float *send = cast->op->send;
     struct lk_tensor tensor = { (void *)(send + at), n, 0 };
 
+    if (cast->residual)
+        return cast->backend->lk_cast_feedback(send + at, n, to, cast->residual + at, &cast->scale,
+                                               cast->op->stream);
     return cast->backend->lk_cast_pack(&tensor, 1, to, &cast->scale, LK_NEAREST, NULL,
                                        cast->op->stream);
 }
@@ -414,12 +424,51 @@ static ncclResult_t exchange(const struct cast *cast, const char *from, char *to
     return lc_exchange(cast->real, from, to, shard, cast->op->comm, cast->op->stream);
 }
 
-/* All-to-all of bf16, sum in fp32 in rank order, all-gather of the rounded sums: every rank gets the owner's bits. */
-static ncclResult_t accurate_all_reduce(const struct cast *cast, uint64_t n)
+static uint64_t padded(uint64_t n)
+{
+    return (n + LK_PACK_ALIGN - 1) / LK_PACK_ALIGN * LK_PACK_ALIGN;
+}
+
+static uint64_t shard_of(const struct cast *cast, uint64_t n)
+{
+    return padded((n + cast->ranks - 1) / cast->ranks);
+}
+
+/* Elements of an all-reduce's residuals: all of the contribution, and of each piece a shard of the result. */
+static uint64_t residuals(const struct cast *cast)
+{
+    uint64_t count = padded(cast->op->count);
+
+    if (!cast->accurate || cast->ranks == 2)
+        return count;
+    return count + (count + cast->most - 1) / cast->most * shard_of(cast, cast->most);
+}
+
+/* The own shard of the result, rounded. With feedback the fp32 sums lie in the result's place meanwhile, which unpacking
+ * is going to overwrite. */
+static int sum_shard(const struct cast *cast, const char *parts, uint64_t at, uint64_t n, char *own)
 {
     const struct lc_op *op = cast->op;
-    uint64_t shard = ((n + cast->ranks - 1) / cast->ranks + LK_PACK_ALIGN - 1) / LK_PACK_ALIGN *
-                     LK_PACK_ALIGN;
+    uint64_t shard = shard_of(cast, n), first = cast->rank * shard;
+    uint64_t count = first >= n ? 0 : n - first < shard ? n - first : shard;
+    float *sums = (float *)op->recv + at + first;
+    float *owed;
+    int err;
+
+    if (!cast->residual)
+        return cast->backend->lk_sum_shards(parts, cast->ranks, shard, shard, own, LK_BF16, NULL,
+                                            op->stream);
+    owed = cast->residual + padded(op->count) + at / cast->most * shard_of(cast, cast->most);
+    err = cast->backend->lk_sum_shards(parts, cast->ranks, shard, count, sums, LK_FP32, NULL,
+                                       op->stream);
+    return err ? err : cast->backend->lk_cast_feedback(sums, count, own, owed, NULL, op->stream);
+}
+
+/* All-to-all of bf16, sum in fp32 in rank order, all-gather of the rounded sums: every rank gets the owner's bits. */
+static ncclResult_t accurate_all_reduce(const struct cast *cast, uint64_t at, uint64_t n)
+{
+    const struct lc_op *op = cast->op;
+    uint64_t shard = shard_of(cast, n);
     char *wire = cast->reducer->scratch;
     char *parts = wire + cast->ranks * shard * WIRE;
     char *own = wire + cast->rank * shard * WIRE;
@@ -428,8 +477,7 @@ static ncclResult_t accurate_all_reduce(const struct cast *cast, uint64_t n)
 
     if (result != ncclSuccess)
         return result;
-    err = cast->backend->lk_sum_shards(parts, cast->ranks, shard, shard, own, LK_BF16, NULL,
-                                       op->stream);
+    err = sum_shard(cast, parts, at, n, own);
     if (err)
         return failed(cast, err);
     return cast->real->ncclAllGather(own, wire, shard, ncclBfloat16, op->handle, op->stream);
@@ -441,7 +489,7 @@ static ncclResult_t accurate_all_reduce(const struct cast *cast, uint64_t n)
 static ncclResult_t accurate_pair(const struct cast *cast, uint64_t at, uint64_t n)
 {
     const struct lc_op *op = cast->op;
-    uint64_t slot = (n + LK_PACK_ALIGN - 1) / LK_PACK_ALIGN * LK_PACK_ALIGN;
+    uint64_t slot = padded(n);
     char *wire = cast->reducer->scratch, *own = wire + cast->rank * slot * WIRE;
     ncclResult_t result;
     int err = pack(cast, at, n, own);
@@ -468,7 +516,7 @@ static ncclResult_t all_reduce_piece(const struct cast *cast, uint64_t at, uint6
     err = pack(cast, at, n, wire);
     if (err)
         return failed(cast, err);
-    result = cast->accurate ? accurate_all_reduce(cast, n)
+    result = cast->accurate ? accurate_all_reduce(cast, at, n)
                             : cast->real->ncclAllReduce(wire, wire, n, ncclBfloat16, ncclSum,
                                                         op->handle, op->stream);
     if (result != ncclSuccess)
@@ -528,7 +576,6 @@ ncclResult_t lc_reduce_cast(const struct lc_op *op, const struct lc_redop *redop
     ncclResult_t (*run)(const struct cast *, uint64_t, uint64_t) = op->kind == LC_OP_REDUCE_SCATTER
                                                                        ? reduce_scatter_piece
                                                                        : all_reduce_piece;
-    uint64_t most = piece(&cast);
     ncclResult_t result = ncclSuccess;
     struct lc_check check = { 0 };
     struct lc_span span;
@@ -538,11 +585,14 @@ ncclResult_t lc_reduce_cast(const struct lc_op *op, const struct lc_redop *redop
     if (err)
         return failed(&cast, err);
     err = lc_span_wait(&span);
+    cast.most = piece(&cast);
+    if (!err && op->kind == LC_OP_ALL_REDUCE)
+        cast.residual = lc_feedback_of(&span, op, redop, residuals(&cast));
     if (!err)
         result = lc_verify_plain(
             cast.reducer, op, &(struct lc_checked){ .captured = span.capture != 0 }, real, &check);
-    for (uint64_t at = 0; !err && result == ncclSuccess && at < op->count; at += most)
-        result = run(&cast, at, op->count - at < most ? op->count - at : most);
+    for (uint64_t at = 0; !err && result == ncclSuccess && at < op->count; at += cast.most)
+        result = run(&cast, at, op->count - at < cast.most ? op->count - at : cast.most);
     if (!err && result == ncclSuccess)
         lc_verify_compare(cast.reducer, &check, op, LC_CAST_BF16);
     recorded = lc_span_record(&span); /* also behind a part of the work */

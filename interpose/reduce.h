@@ -37,9 +37,10 @@ struct lc_reducer {
     unsigned next_captured;
     bool open; /* begun and not marked by an event yet */
 
-    struct lc_verify *verify; /* NULL: nothing is verified */
-    struct lc_peers *peers;   /* rings, in the making or made; NULL: none were tried */
-    struct lc_sizing sizing;  /* of them */
+    struct lc_feedback *feedback; /* NULL: there is none */
+    struct lc_verify *verify;     /* NULL: nothing is verified */
+    struct lc_peers *peers;       /* rings, in the making or made; NULL: none were tried */
+    struct lc_sizing sizing;      /* of them */
 
     struct lc_reducer *next; /* of those that are kept for another communicator */
 };

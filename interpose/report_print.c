@@ -108,6 +108,11 @@ static void print_ledger(const struct lc_ledger *ledger, FILE *out)
         fprintf(out, "    rings: %s in use, %s allocated, size changed %" PRIu64 " times\n",
                 human(ledger->ring_used, sent), human(ledger->ring_bytes, asked),
                 ledger->ring_changes);
+    if (ledger->fed || ledger->unfed)
+        fprintf(out,
+                "    error feedback: %" PRIu64 " all-reduces, %" PRIu64
+                " went without; %s of residuals\n",
+                ledger->fed, ledger->unfed, human(ledger->feedback_bytes, sent));
     if (ledger->verify_begun || ledger->verify_passed)
         fprintf(out,
                 "    verified beside NCCL: %" PRIu64 " of %" PRIu64 " calls, %" PRIu64
@@ -261,6 +266,19 @@ static void json_buckets(struct lc_json *json, const char *key, const uint64_t *
     lc_json_end(json);
 }
 
+static void json_feedback(struct lc_json *json, const struct lc_ledger *ledger)
+{
+    lc_json_key(json, "error_feedback");
+    lc_json_object(json);
+    lc_json_key(json, "calls");
+    lc_json_uint(json, ledger->fed);
+    lc_json_key(json, "calls_without");
+    lc_json_uint(json, ledger->unfed);
+    lc_json_key(json, "residual_bytes");
+    lc_json_uint(json, ledger->feedback_bytes);
+    lc_json_end(json);
+}
+
 static void json_verify(struct lc_json *json, const struct lc_ledger *ledger)
 {
     lc_json_key(json, "verify");
@@ -332,6 +350,8 @@ static void json_ledger(struct lc_json *json, const struct lc_ledger *ledger)
         lc_json_uint(json, ledger->ring_changes);
         lc_json_end(json);
     }
+    if (ledger->fed || ledger->unfed)
+        json_feedback(json, ledger);
     if (ledger->verify_begun || ledger->verify_passed)
         json_verify(json, ledger);
 }

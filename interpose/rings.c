@@ -3,6 +3,7 @@
 
 #include "common/log.h"
 #include "interpose/comm.h"
+#include "interpose/feedback.h"
 #include "interpose/machine.h"
 #include "interpose/peers.h"
 #include "interpose/process.h"
@@ -104,6 +105,8 @@ ncclResult_t lc_reduce_rings(struct lc_op *op, const struct lc_redop *redop,
         err = lc_rings_launch(op, redop, &buffers, 1, op->stream, &outcome);
     if (!err && result == ncclSuccess)
         lc_verify_compare(reducer, &check, op, outcome);
+    if (outcome == LC_RINGS_BF16 && op->kind == LC_OP_ALL_REDUCE)
+        lc_feedback_pass_rings(reducer);
     recorded = lc_span_record(&span);
     lc_span_end(&span);
     op->outcome = (int)outcome;

@@ -5,6 +5,7 @@
 #include "common/log.h"
 #include "interpose/comm.h"
 #include "interpose/control/control.h"
+#include "interpose/feedback.h"
 #include "interpose/gather.h"
 #include "interpose/machine.h"
 #include "interpose/messages.h"
@@ -161,6 +162,8 @@ static bool is_set_up(struct lc_comm *comm, cudaStream_t stream)
     if (!comm->reducer) {
         reducer = lc_reducer_new(device, stream, scratch_size(comm->facts.ranks));
         atomic_store_explicit(&comm->reducer, reducer, memory_order_release);
+        if (reducer)
+            lc_feedback_set_up(reducer, stream, &comm->ledger);
         comm->no_setup = !reducer || !lc_verify_set_up(reducer, stream, &comm->ledger,
                                                        comm->facts.rank, comm->facts.ranks);
     }

@@ -58,6 +58,9 @@ int main(int argc, char **argv)
     comms[2].ledger.ring_bytes = 12 << 20;
     comms[2].ledger.ring_used = 8 << 20;
     comms[2].ledger.ring_changes = 1;
+    comms[2].ledger.fed = 40;
+    comms[2].ledger.unfed = 2;
+    comms[2].ledger.feedback_bytes = 4 << 20;
     comms[2].ledger.verify_begun = 12;
     comms[2].ledger.verified = 11;
     comms[2].ledger.verify_unlike = 1;
