@@ -62,6 +62,12 @@ struct exchange_cursor {
     uint32_t entry;
 };
 
+/* Bytes, counted by lane 0 of a control warp. */
+struct exchange_traffic {
+    uint64_t sent;
+    uint64_t elided;
+};
+
 /* Cursors of a CTA: for each role, channel that it has, and rank. */
 LK_INLINE size_t exchange_cursors(const lk_ring_shape *s, uint32_t ctas)
 {
@@ -393,7 +399,7 @@ template <class Call> struct exchange_send_role {
                lk_slot_offset(&c.shape(), LK_EXCHANGE, c.rank(), j.channel, c.slot_of(j.message));
     }
     /* Lane 0, after the fence. */
-    __device__ __forceinline__ void publish(const exchange_job &j, traffic *t) const
+    __device__ __forceinline__ void publish(const exchange_job &j, exchange_traffic *t) const
     {
         uint32_t last = (j.packs - 1) / granule_packs;
         uint32_t missing = (last + 1) * LK_GRANULE - j.memory.bytes;
@@ -437,7 +443,7 @@ template <class Call> struct exchange_take_role {
         return c.segment +
                lk_slot_offset(&c.shape(), LK_EXCHANGE, j.peer, j.channel, c.slot_of(j.message));
     }
-    __device__ __forceinline__ void publish(const exchange_job &j, traffic *t) const
+    __device__ __forceinline__ void publish(const exchange_job &j, exchange_traffic *t) const
     {
         store_word(c.segment_of(j.peer) +
                        lk_credit_offset(&c.shape(), LK_EXCHANGE, c.rank(), j.channel),
@@ -454,7 +460,7 @@ template <class Call, class Role> struct exchange_control {
     exchange_cursor *cursors; /* of this role: [channel / ctas][rank] */
     uint32_t made, published;
     uint32_t last; /* peer whose unit got the last job */
-    traffic t;
+    exchange_traffic t;
 
     __device__ exchange_control(const Call &call, exchange_pipeline *pipe, exchange_cursor *own)
         : c(call), role{ call }, p(pipe), cursors(own), made(0), published(0), last(31), t{ 0, 0 }

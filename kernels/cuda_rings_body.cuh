@@ -7,23 +7,20 @@
 #ifndef LK_CUDA_RINGS_BODY_CUH
 #define LK_CUDA_RINGS_BODY_CUH
 
-#include "kernels/cuda_rings_pipeline.cuh"
+#include "kernels/cuda_rings_roles.cuh"
 #include "kernels/cuda_rings_values.cuh"
 
 namespace lk_rings_device
 {
 
-/* Warps of each role, after one control warp for each, and granules that a warp moves at once: with 512 threads in at most
- * 64 registers about 16, 21 and 8 KB of loads under way. */
+/* Data warps of each role, and granules that a warp moves at once. What a multiprocessor gets done depends on the loads that
+ * it has under way; 8, 16 and 4 warps in 64 registers have about 32, 48 and 16 KB of them. */
 template <uint32_t Send, uint32_t Reduce, uint32_t Take> struct warp_roles {
     static constexpr uint32_t send = Send, reduce = Reduce, take = Take;
-    static constexpr uint32_t warps = ROLES + Send + Reduce + Take;
+    static constexpr uint32_t warps = control_warps + Send + Reduce + Take;
     static constexpr uint32_t threads = 32 * warps;
     static constexpr uint32_t send_ahead = 4, reduce_ahead = 2, take_ahead = 8;
-    static constexpr uint32_t jobs = 4;      /* under way in each role, at most `depth` */
-    static constexpr bool peek = false;      /* look at words before they are acquired */
-    static constexpr uint32_t stages = 0;    /* of shared memory for bulk loads of each data warp */
-    static constexpr uint32_t residents = 2; /* CTAs a multiprocessor */
+    static constexpr uint32_t residents = threads > 512 ? 1 : 2; /* CTAs of a multiprocessor */
 };
 
 /* Where one pack's elements lie. */
@@ -272,7 +269,7 @@ template <class V, class Args> struct reduce_work : data<V, Args> {
     __device__ __forceinline__ uint4 fetch(const job &j, uint32_t granule, uint32_t r) const
     {
         if (j.live[r] >> granule & 1)
-            return load_slot(slot_pack<V>(j.slot + j.at[r], granule, lane));
+            return load_slot(slot_pack<V>(j.slot + j.where[r], granule, lane));
         return make_uint4(0, 0, 0, 0);
     }
 
@@ -492,7 +489,8 @@ template <class V, class Args> struct take_work : data<V, Args> {
     }
 };
 
-/* Batches of at most Ahead granules, fewer where the tiles are too small to give every warp such a one. */
+/* Batches of Ahead granules, which go the fast way, or of fewer where the tiles are too small to give one to every other
+ * warp; with large ones the warps take turns from job to job. */
 template <uint32_t Ahead, class Work> struct batches : Work {
     template <class Args> __device__ explicit batches(const Args &a) : Work(a)
     {
@@ -503,9 +501,10 @@ template <uint32_t Ahead, class Work> struct batches : Work {
     }
     __device__ __forceinline__ uint32_t span(uint32_t warps) const
     {
-        uint32_t share = (this->args.head.tile_granules + warps - 1) / warps;
+        uint32_t granules = this->args.head.tile_granules;
+        uint32_t share = (granules + warps - 1) / warps;
 
-        return share < Ahead ? share : Ahead;
+        return share < Ahead && 2 * granules < Ahead * warps ? share : Ahead;
     }
 };
 
@@ -543,26 +542,28 @@ template <class R> __device__ __forceinline__ void init_pipelines(pipeline *pipe
             for (uint32_t i = 0; i < depth; i++) {
                 barrier_init(&pipelines[role].full[i], 1);
                 barrier_init(&pipelines[role].done[i], warps[role]);
+                barrier_init(&pipelines[role].free[i], 1);
             }
         }
     }
 }
 
 /* A control warp. */
-template <class R, class Args>
-__device__ __forceinline__ void run_control(const Args &args, pipeline *pipelines, uint32_t role,
+template <class Args>
+__device__ __forceinline__ void run_control(const Args &args, pipeline *pipelines, uint32_t warp,
                                             uint32_t cta, uint32_t ctas)
 {
-    using Call = call<Args, R::peek>;
+    using Call = call<Args>;
     Call c(args, cta, ctas);
 
-    static_assert(R::jobs <= depth, "jobs have a place each");
-    if (role == ROLE_SEND)
-        control<R::jobs>(c, send_role<Call>{ { c } }, &pipelines[ROLE_SEND]);
-    else if (role == ROLE_REDUCE)
-        control<R::jobs>(c, reduce_role<Call>{ c }, &pipelines[ROLE_REDUCE]);
+    if (warp == ROLE_SEND)
+        look_for_jobs(c, send_role<Call>(c), &pipelines[ROLE_SEND]);
+    else if (warp == ROLE_REDUCE)
+        look_for_jobs(c, reduce_role<Call>(c), &pipelines[ROLE_REDUCE]);
+    else if (warp == ROLES)
+        publish_jobs(c, pipelines);
     else if (c.gathers)
-        control<R::jobs>(c, take_role<Call>{ { c } }, &pipelines[ROLE_TAKE]);
+        look_for_jobs(c, take_role<Call>(c), &pipelines[ROLE_TAKE]);
 }
 
 /* All of a CTA. */
@@ -574,10 +575,10 @@ __device__ __forceinline__ void run_cta(const Args &args, pipeline *pipelines, u
 
     init_pipelines<R>(pipelines);
     __syncthreads();
-    if (warp < ROLES)
-        run_control<R>(args, pipelines, warp, cta, ctas);
+    if (warp < control_warps)
+        run_control(args, pipelines, warp, cta, ctas);
     else
-        run_data_warp<V, R>(args, pipelines, warp - ROLES);
+        run_data_warp<V, R>(args, pipelines, warp - control_warps);
 }
 
 } // namespace lk_rings_device

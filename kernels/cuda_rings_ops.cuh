@@ -20,15 +20,6 @@ static __device__ __forceinline__ uint64_t load_word(uint64_t address)
     return value;
 }
 
-/* Orders nothing: for a first look. */
-static __device__ __forceinline__ uint64_t peek_word(uint64_t address)
-{
-    uint64_t value;
-
-    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
-    return value;
-}
-
 /* After fence_system() of the same thread: together they are a release. */
 static __device__ __forceinline__ void store_word(uint64_t address, uint64_t value)
 {
@@ -67,11 +58,21 @@ static __device__ __forceinline__ uint4 load_slot(uint64_t address)
     return v;
 }
 
+/* The policy that `createpolicy.fractional.L2::evict_last` makes: slots are read soon, and what streams past them from and to
+ * the tensors is not. */
 static __device__ __forceinline__ void store_slot(uint64_t address, uint4 v)
 {
+#if __CUDA_ARCH__ >= 800
+    const uint64_t keep = 0x14F0000000000000;
+
+    asm volatile("st.global.L2::cache_hint.v4.u32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(address),
+                 "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "l"(keep)
+                 : "memory");
+#else
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(v.x), "r"(v.y),
                  "r"(v.z), "r"(v.w)
                  : "memory");
+#endif
 }
 
 /* Two lines of a one-shot call. Each is whole, the two may come apart. */
@@ -147,39 +148,10 @@ static __device__ __forceinline__ void barrier_wait(lk_barrier *b, uint32_t pari
 #endif
 }
 
-/* ---- bulk copies: by the copy engine of the multiprocessor, which sees memory by a way of its own (the async proxy) ---- */
-
-/* Arrives, and holds the phase until `bytes` of bulk_load() have come in. */
-static __device__ __forceinline__ void barrier_expect(lk_barrier *b, uint32_t bytes)
+/* There is nothing to do, and others have the issue slots. */
+static __device__ __forceinline__ void rest()
 {
-    asm volatile(
-        "{\n\t.reg .b64 state;\n\t"
-        "mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1;\n\t}" ::"r"(shared_address(b)),
-        "r"(bytes)
-        : "memory");
-}
-
-/* To shared memory, both at 16-byte borders. The phase of `b` ends when the bytes are there; waiting for it makes them
- * visible, and has what was read where it came from. */
-static __device__ __forceinline__ void bulk_load(void *to, uint64_t from, uint32_t bytes,
-                                                 lk_barrier *b)
-{
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
-                 "l"(from), "r"(bytes), "r"(shared_address(b))
-                 : "memory");
-}
-
-/* What this thread has acquired comes before the bulk loads that it starts next. */
-static __device__ __forceinline__ void fence_bulk_loads()
-{
-    asm volatile("fence.proxy.async.global;" ::: "memory");
-}
-
-/* Barriers that have been made are seen by bulk copies of threads that synchronise with this one. */
-static __device__ __forceinline__ void fence_barrier_init()
-{
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    __nanosleep(50);
 }
 
 /* A try at something that another rank has to do failed. */

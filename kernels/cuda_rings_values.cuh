@@ -96,12 +96,6 @@ struct value_fp32 {
         return load_float4(granule + 4 * lane);
     }
 
-    /* The same of a granule in shared memory. */
-    static __device__ __forceinline__ raw near(const float *granule, uint32_t lane)
-    {
-        return *reinterpret_cast<const float4 *>(granule + 4 * lane);
-    }
-
     /* To the values of this lane's pack. */
     static __device__ __forceinline__ void spread(const raw &in, uint32_t, float x[4])
     {
@@ -182,13 +176,6 @@ template <bool Stochastic> struct value_fp32_bf16 {
         const float *p = granule + wide_lane_begin(lane);
 
         return { load_float4(p), load_float4(p + 128) };
-    }
-
-    static __device__ __forceinline__ raw near(const float *granule, uint32_t lane)
-    {
-        const float *p = granule + wide_lane_begin(lane);
-
-        return { *reinterpret_cast<const float4 *>(p), *reinterpret_cast<const float4 *>(p + 128) };
     }
 
     static __device__ __forceinline__ void spread(const raw &in, uint32_t lane, float x[8])
@@ -274,11 +261,6 @@ template <bool Half> struct value_16 {
     static __device__ __forceinline__ raw load(const uint16_t *granule, uint32_t lane)
     {
         return load_uint4(granule + 8 * lane);
-    }
-
-    static __device__ __forceinline__ raw near(const uint16_t *granule, uint32_t lane)
-    {
-        return *reinterpret_cast<const uint4 *>(granule + 8 * lane);
     }
 
     static __device__ __forceinline__ void spread(const raw &in, uint32_t, float x[8])

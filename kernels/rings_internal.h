@@ -108,7 +108,6 @@ int lk_run_rings(const struct lk_ring_launch *launch, void *stream);
 struct lk_ring_kernel {
     const void *kernel;
     uint32_t threads;
-    uint32_t shared; /* bytes of dynamic shared memory */
 };
 
 /* Of libloongkernels-variants.so, which is the CUDA library with more kernels in it, for benchmarks and tests: launches

@@ -24,7 +24,7 @@ using namespace lk_rings_device;
 namespace
 {
 
-using roles = warp_roles<4, 7, 2>;
+using roles = warp_roles<4, 6, 2>;
 using every_launch = ring_args<LK_RING_MAX>;
 
 template <class V>

@@ -130,6 +130,11 @@ template <class T> inline T __shfl_xor_sync(uint32_t, T value, uint32_t mask)
     return emulation::from_bits<T>(
         emulation::meet(emulation::to_bits(value))[(threadIdx.x % emulation::lanes) ^ mask]);
 }
+template <class T> inline T __shfl_sync(uint32_t, T value, int lane)
+{
+    return emulation::from_bits<T>(
+        emulation::meet(emulation::to_bits(value))[static_cast<uint32_t>(lane) % emulation::lanes]);
+}
 inline void __syncthreads()
 {
     emulation::block *b = emulation::current_block();
@@ -260,10 +265,6 @@ inline uint64_t load_word(uint64_t address)
     emulation::yield();
     return *reinterpret_cast<const volatile uint64_t *>(address);
 }
-inline uint64_t peek_word(uint64_t address)
-{
-    return load_word(address);
-}
 inline void store_word(uint64_t address, uint64_t value)
 {
     check_aligned(address, 8);
@@ -303,73 +304,24 @@ inline void load_lines(uint64_t address, uint64_t *first, uint64_t *second)
     *second = reinterpret_cast<const volatile uint64_t *>(address)[1];
 }
 
-/* A bulk copy is as late as can be: made when somebody waits for it. */
-struct bulk_copy {
-    void *to;
-    uint64_t from;
-    uint32_t bytes;
-};
-
 struct lk_barrier {
     uint32_t phase;
     uint32_t pending;
     uint32_t count;
-    uint32_t expected; /* bytes */
-    uint32_t copies;
-    bulk_copy under_way[2];
 };
 
 inline void barrier_init(lk_barrier *b, uint32_t count)
 {
-    *b = { 0, count, count, 0, 0, {} };
+    *b = { 0, count, count };
 }
 inline void barrier_arrive(lk_barrier *b)
 {
     if (b->pending == 0)
         emulation::fail("an arrival too many at a barrier");
-    if (--b->pending == 0 && b->expected == 0) {
+    if (--b->pending == 0) {
         b->pending = b->count;
         b->phase++;
     }
-}
-inline void barrier_expect(lk_barrier *b, uint32_t bytes)
-{
-    if (b->expected || b->copies)
-        emulation::fail("a phase that is used twice");
-    b->expected = bytes;
-    barrier_arrive(b);
-}
-inline void bulk_load(void *to, uint64_t from, uint32_t bytes, lk_barrier *b)
-{
-    check_aligned(reinterpret_cast<uint64_t>(to) | from | bytes, 16);
-    if (b->copies == 2)
-        emulation::fail("more bulk copies than expected");
-    memset(to, 0x5a, bytes);
-    b->under_way[b->copies++] = { to, from, bytes };
-}
-inline void finish_bulk_loads(lk_barrier *b)
-{
-    uint32_t bytes = 0;
-
-    if (!b->expected)
-        return;
-    for (uint32_t i = 0; i < b->copies; i++) {
-        const bulk_copy &c = b->under_way[i];
-
-        memcpy(c.to, reinterpret_cast<const void *>(c.from), c.bytes);
-        bytes += c.bytes;
-    }
-    if (bytes != b->expected)
-        emulation::fail("a phase expects other bytes than are copied");
-    b->expected = b->copies = 0;
-    b->pending = b->count;
-    b->phase++;
-}
-inline void fence_bulk_loads()
-{
-}
-inline void fence_barrier_init()
-{
 }
 inline bool barrier_ended(lk_barrier *b, uint32_t parity)
 {
@@ -377,9 +329,12 @@ inline bool barrier_ended(lk_barrier *b, uint32_t parity)
 }
 inline void barrier_wait(lk_barrier *b, uint32_t parity)
 {
-    finish_bulk_loads(b);
     while (!barrier_ended(b, parity))
         emulation::sleep_while(&b->phase, b->phase);
+}
+inline void rest()
+{
+    emulation::yield();
 }
 inline void back_off(uint32_t tries)
 {

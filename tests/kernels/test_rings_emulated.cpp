@@ -6,7 +6,7 @@
 #include "tests/kernels/emulation.hpp"
 
 #include "kernels/cuda_exchange_body.cuh"
-#include "kernels/cuda_rings_bulk.cuh"
+#include "kernels/cuda_rings_body.cuh"
 #include "kernels/cuda_rings_lines.cuh"
 #include "kernels/rings_internal.h"
 #include "tests/check.h"
@@ -169,15 +169,13 @@ using namespace lk_rings_device;
 struct small_roles : warp_roles<1, 2, 1> {
 };
 struct ahead_roles : warp_roles<2, 1, 2> {
-    static constexpr uint32_t send_ahead = 8, reduce_ahead = 4, take_ahead = 16, jobs = 8;
-    static constexpr bool peek = true;
+    static constexpr uint32_t send_ahead = 8, reduce_ahead = 4, take_ahead = 16;
 };
-struct staged_roles : warp_roles<2, 2, 1> {
-    static constexpr uint32_t stages = 2;
+struct many_roles : warp_roles<2, 5, 3> {
 };
 constexpr uint32_t shapes = 3;
 constexpr uint32_t threads_of[shapes] = { small_roles::threads, ahead_roles::threads,
-                                          staged_roles::threads };
+                                          many_roles::threads };
 using exchange_roles = exchange_warps<2, 1, 1>;
 constexpr uint32_t line_threads = 64;
 
@@ -193,8 +191,6 @@ struct cta {
     std::vector<emulation::warp> warps;
     pipeline pipelines[ROLES];
     uint32_t shape;
-    lk_barrier full[16];
-    alignas(128) uint8_t bytes[65536];
     exchange_pipeline exchange[EXCHANGE_ROLES];
     std::vector<exchange_cursor> cursors;
 };
@@ -212,10 +208,8 @@ template <class V> void run_thread(cta *c, const lk_ring_launch &l, uint32_t num
         run_cta<V, small_roles>(args, c->pipelines, number, ctas);
     } else if (c->shape == 1) {
         run_cta<V, ahead_roles>(args, c->pipelines, number, ctas);
-    } else if constexpr (V::weight == 1) {
-        run_staged_cta<V, staged_roles>(args, c->pipelines, c->full, c->bytes, number, ctas);
     } else {
-        emulation::fail("no stages for these values");
+        run_cta<V, many_roles>(args, c->pipelines, number, ctas);
     }
 }
 
@@ -240,8 +234,7 @@ void run_launches(const std::vector<const lk_ring_launch *> &launches, uint64_t 
     std::vector<std::unique_ptr<cta>> ctas;
 
     for (const lk_ring_launch *l : launches) {
-        uint32_t some = l->head.rounding == LK_STOCHASTIC ? 2 : shapes;
-        uint32_t shape = static_cast<uint32_t>(seed + l->head.rings.rank) % some;
+        uint32_t shape = static_cast<uint32_t>(seed + l->head.rings.rank) % shapes;
         uint32_t threads = l->head.work == LK_WORK_LINES ? line_threads : threads_of[shape];
 
         for (uint32_t number = 0; number < l->head.ctas; number++) {
