@@ -502,11 +502,23 @@ static int choose(struct tuning *t, struct lc_tune_rule *rules)
     return n;
 }
 
+/* Figures of other sizes or data, or of calls in graphs, are no figures of these. */
+static void describe(const struct options *options, char *out, size_t size)
+{
+    size_t used = 0;
+
+    for (int i = 0; i < options->n_sizes; i++)
+        used += (size_t)snprintf(out + used, size - used, "%s%" PRIu64, i ? "," : "",
+                                 options->size[i]);
+    (void)snprintf(out + used, size - used, " live %.16s%s", options->live,
+                   options->graph ? " graph" : "");
+}
+
 static int begin(struct tuning *t)
 {
     const char *out = t->options->out;
     struct lc_tune_results *r = &t->results;
-    char gpu[sizeof(r->gpu)];
+    char gpu[sizeof(r->gpu)], how[sizeof(r->how)];
     int err = lc_tune_find_tools(&t->tools);
 
     (void)snprintf(t->part, sizeof(t->part), "%s.part", out);
@@ -530,6 +542,13 @@ static int begin(struct tuning *t)
     err = t->options->resume ? lc_tune_load(t->part, r) : 0;
     if (err && err != -ENOENT)
         return err;
+    describe(t->options, how, sizeof(how));
+    if (r->nccl && strcmp(r->how, how) != 0) {
+        lc_cli_say("tune: %s was measured with %s, and this is %s: go without --resume", t->part,
+                   r->how, how);
+        return -EINVAL;
+    }
+    (void)snprintf(r->how, sizeof(r->how), "%s", how);
     if (r->nccl && strcmp(r->gpu, gpu) != 0) {
         lc_cli_say("tune: %s was measured on %s, and here is %s: go without --resume", t->part,
                    r->gpu, gpu);

@@ -14,6 +14,7 @@
 #include <stdio.h>
 
 #define LC_TUNE_LINE   192 /* room for a rule, or a step, as a line */
+#define LC_TUNE_HOW    512
 #define LC_TUNE_STEPS  64
 #define LC_TUNE_SIZES  32                  /* that one step measures, at most */
 #define LC_TUNE_POINTS (2 * LC_TUNE_SIZES) /* the sizes and what is between them */
@@ -53,6 +54,7 @@ enum lc_tune_state {
 /* All that has been measured. */
 struct lc_tune_results {
     char gpu[96];
+    char how[LC_TUNE_HOW]; /* the options that decide what a figure is of */
     int nccl; /* as ncclGetVersion counts; 0: nothing has run yet, then ranks and nodes are not known either */
     int ranks, nodes;
     uint8_t state[LC_TUNE_STEPS]; /* enum lc_tune_state */

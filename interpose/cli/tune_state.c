@@ -5,6 +5,7 @@
  *     loongcomm.tune/1
  *     gpu NVIDIA H200
  *     nccl 22809 ranks 2 nodes 2
+ *     how 4096,65536 live 1
  *     65536 1.012 0.991 1.033
  *     done rings all-reduce exact two-shot 32
  *
@@ -74,8 +75,8 @@ int lc_tune_save(const struct lc_tune_results *results, const char *path)
     }
     out = fopen(temporary, "we");
     if (out) {
-        (void)fprintf(out, HEAD "\ngpu %s\nnccl %d ranks %d nodes %d\n", results->gpu,
-                      results->nccl, results->ranks, results->nodes);
+        (void)fprintf(out, HEAD "\ngpu %s\nnccl %d ranks %d nodes %d\nhow %s\n", results->gpu,
+                      results->nccl, results->ranks, results->nodes, results->how);
         for (int i = 0; i < lc_tune_n_steps; i++) {
             if (results->state[i] != LC_TUNE_OPEN)
                 write_step(out, results, i);
@@ -105,6 +106,17 @@ static int find_step(const char *name)
     return -1;
 }
 
+static int take_text(const char *line, const char *name, char *out, size_t size)
+{
+    size_t skip = strlen(name);
+    size_t length = strlen(line);
+
+    if (strncmp(line, name, skip) != 0 || length == skip || length - skip >= size)
+        return -EINVAL;
+    memcpy(out, line + skip, length - skip + 1);
+    return 0;
+}
+
 /* Figures stand in front of their step: until then they belong to none. */
 static int take_line(struct lc_tune_results *out, char *line, int number, size_t *open)
 {
@@ -116,14 +128,10 @@ static int take_line(struct lc_tune_results *out, char *line, int number, size_t
 
     if (number == 1)
         return strcmp(line, HEAD) == 0 ? 0 : -EINVAL;
-    if (number == 2) {
-        size_t length = strlen(line);
-
-        if (strncmp(line, "gpu ", 4) != 0 || length == 4 || length - 4 >= sizeof(out->gpu))
-            return -EINVAL;
-        memcpy(out->gpu, line + 4, length - 3);
-        return 0;
-    }
+    if (number == 2)
+        return take_text(line, "gpu ", out->gpu, sizeof(out->gpu));
+    if (number == 4)
+        return take_text(line, "how ", out->how, sizeof(out->how));
     if (number == 3)
         return sscanf(line, "nccl %9d ranks %9d nodes %9d%n", &out->nccl, &out->ranks, &out->nodes,
                       &end) == 3 &&
@@ -154,7 +162,7 @@ int lc_tune_load(const char *path, struct lc_tune_results *out)
 {
     lc_autofclose FILE *in = fopen(path, "re");
     struct lc_tune_results results = { 0 };
-    char line[256];
+    char line[LC_TUNE_HOW + 8];
     size_t open = 0;
     int number = 0;
     int err = 0;
@@ -176,7 +184,7 @@ int lc_tune_load(const char *path, struct lc_tune_results *out)
         if (!err)
             err = take_line(&results, line, number, &open);
     }
-    if (!err && (number < 3 || open != results.n || ferror(in)))
+    if (!err && (number < 4 || open != results.n || ferror(in)))
         err = -EINVAL;
     if (err) {
         lc_cli_say("tune: %s, line %d: not what `loongcomm tune` writes; remove it, or go without "

@@ -108,6 +108,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ONE, TWO, BF16 = "rings all-reduce exact one-shot 16", "rings all-reduce exact two-shot 32", "rings all-reduce bf16 two-shot 32"
 
 
+PART = "loongcomm.tune/1\ngpu none\nnccl 22809 ranks 2 nodes 1\nhow 1024,4096,16384 live 1\n"
 LAUNCHER = (sys.executable, "-I", "-S", "-B", os.path.join(HERE, "tune_bench.py"))
 
 
@@ -135,14 +136,14 @@ class Tune(CliTest):
             os.unlink(self.path("p"))
         return Tune.steps
 
-    def tune_some(self, ratios, *args, code=0, **more):
+    def tune_some(self, ratios, *args, code=0, sizes=("1024", "4096", "16384"), **more):
         """As if all steps but these had been measured without a figure."""
         done = [step for step in self.all_steps()
                 if step not in ratios and step not in more.get("fail", []) and not step.startswith("equal")]
         self.world(ratios, **more)
-        self.write("p.part", "loongcomm.tune/1\ngpu none\nnccl 22809 ranks 2 nodes 1\n" +
+        self.write("p.part", PART.replace("1024,4096,16384", ",".join(sizes)) +
                    "".join("done %s\n" % step for step in done))
-        return self.tune("--resume", *args, code=code)
+        return self.tune("--resume", *args, sizes=",".join(sizes), code=code)
 
     def lines(self, name):
         with open(self.path(name)) as f:
@@ -174,7 +175,7 @@ class Tune(CliTest):
     def test_sizes_of_sends_are_those_of_messages(self):
         at = {"65536": WIN, "262144": WIN, "else": WIN}
         self.tune_some({"rings all-to-all exact exchange 32": at, "rings send exact exchange 32": at},
-                       "--sizes", "64k,256k")
+                       sizes=("65536", "262144"))
         self.assertEqual(self.rules(), ["rings all-to-all 2 exact 65536 262145 exchange 32",
                                         "rings send 2 exact 65536 262145 exchange 32"])
 
@@ -248,11 +249,12 @@ class Tune(CliTest):
 
     def test_figures_of_another_machine_are_refused(self):
         self.world({})
-        for text, why in (("loongcomm.tune/1\ngpu Other\nnccl 22809 ranks 2 nodes 1\n", "was measured on Other"),
-                          ("loongcomm.tune/1\ngpu none\nnccl 22809 ranks 3 nodes 1\n", "3 ranks"),
-                          ("loongcomm.tune/1\ngpu none\nnccl 22809 ranks 2 nodes 1\n1 2\n", "line 4"),
-                          ("loongcomm.tune/1\ngpu none\nnccl 22809 ranks 2 nodes 1\n1024 1 1 1\n", "line 4"),
-                          ("loongcomm.tune/1\ngpu none\nnccl 22809 ranks 2 nodes 1\ndone it\n", "line 4"), ("", "line 0")):
+        for text, why in ((PART.replace("none", "Other"), "was measured on Other"),
+                          (PART.replace("ranks 2", "ranks 3"), "3 ranks"),
+                          (PART.replace("1024,", ""), "was measured with 4096,16384 live 1"),
+                          (PART.replace("live 1", "live 0.5 graph"), "live 0.5 graph"),
+                          (PART + "1 2\n", "line 5"), (PART + "1024 1 1 1\n", "line 5"), (PART + "done it\n", "line 5"),
+                          (PART + "done " + ONE, "line 5"), ("", "line 0")):
             self.write("p.part", text)
             result = self.tune("--resume", code=1)
             self.assertEqual(len(result.stderr.splitlines()), 1, result.stderr)
