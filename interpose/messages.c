@@ -57,6 +57,25 @@ bool lc_messages_add(struct lc_messages *list, const struct lc_op *op)
     return true;
 }
 
+static size_t next_own(const struct lk_message *list, size_t n, size_t i, int rank)
+{
+    while (i < n && list[i].peer != (uint32_t)rank)
+        i++;
+    return i;
+}
+
+bool lc_messages_are_whole(const struct lc_messages *list, int rank)
+{
+    size_t s = next_own(list->sends, list->n_sends, 0, rank);
+    size_t r = next_own(list->recvs, list->n_recvs, 0, rank);
+
+    while (s < list->n_sends && r < list->n_recvs && list->sends[s].bytes == list->recvs[r].bytes) {
+        s = next_own(list->sends, list->n_sends, s + 1, rank);
+        r = next_own(list->recvs, list->n_recvs, r + 1, rank);
+    }
+    return s == list->n_sends && r == list->n_recvs;
+}
+
 void lc_messages_free(struct lc_messages *list)
 {
     free(list->sends);

@@ -29,6 +29,9 @@ struct lc_messages {
 
 /* Adds what an operation sends and receives. False: out of memory. */
 bool lc_messages_add(struct lc_messages *list, const struct lc_op *op);
+
+/* As many bytes from this rank to itself as it takes from itself, message by message; else the group is none. */
+bool lc_messages_are_whole(const struct lc_messages *list, int rank);
 void lc_messages_free(struct lc_messages *list);
 
 /* On a stream, behind earlier exchanges of the communicator. mask may be NULL. 0 or a result of the kernels library. */

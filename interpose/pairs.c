@@ -88,9 +88,9 @@ ncclResult_t lc_pairs_next(const struct lc_op *op, uint64_t bytes, bool ready, b
         result = lc_agree_pair(comm->agree, op->peer, op->kind == LC_OP_SEND, pair->count,
                                &pair->committed);
         if (pair->committed)
-            lc_debug("messages %s rank %d: committed at number %llu",
-                     op->kind == LC_OP_SEND ? "to" : "from", op->peer,
-                     (unsigned long long)pair->count);
+            lc_info("messages %s rank %d: through rings from number %llu on",
+                    op->kind == LC_OP_SEND ? "to" : "from", op->peer,
+                    (unsigned long long)pair->count);
     }
     *committed = pair->committed;
     return result;

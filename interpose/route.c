@@ -276,6 +276,8 @@ static void route_message(struct lc_op *op)
     ncclResult_t result;
     uint64_t bytes;
 
+    if (op->peer == comm->facts.rank && lc_thread.depth == 0)
+        return; /* NCCL says what that is */
     if (!lc_policy_sends(config, now.profile) || now.ranks > (int)LK_RANKS_MAX || op->peer < 0 ||
         op->peer >= now.ranks || !size || __builtin_mul_overflow(op->count, size, &bytes))
         return;

@@ -32,7 +32,8 @@
     X(cudaMalloc) X(cudaFree) X(cudaEventCreateWithFlags) X(cudaEventDestroy) X(cudaEventQuery) \
     X(cudaEventRecord) X(cudaEventRecordWithFlags) X(cudaGetDevice) X(cudaSetDevice) X(cudaStreamIsCapturing) X(cudaStreamGetCaptureInfo) \
     X(cudaStreamWaitEvent) X(cudaThreadExchangeStreamCaptureMode) X(cudaDeviceGetPCIBusId) X(cudaHostAlloc) X(cudaFreeHost) \
-    X(cudaMemcpyAsync) X(lost_copy) X(cudaMemsetAsync) X(cudaStreamCreateWithFlags) X(cudaStreamDestroy)
+    X(cudaMemcpyAsync) X(lost_copy) X(cudaMemsetAsync) X(cudaStreamCreateWithFlags) \
+    X(cudaStreamCreateWithPriority) X(cudaStreamGetPriority) X(cudaStreamDestroy)
 #define KERNEL_SITES(X) \
     X(lk_load_all) X(lk_rings_load) X(lk_cast_pack) X(lk_cast_feedback) X(lk_cast_unpack) X(lk_pack) X(lk_unpack) X(lk_sum_shards) X(lk_compare) \
     X(lk_segment_new) X(lk_segment_map) X(lk_segment_free) X(lk_rings_all_reduce) X(lk_rings_reduce_scatter) X(lk_lines_all_reduce)
@@ -260,6 +261,8 @@ FOUND(cudaDeviceGetPCIBusId, cudaErrorUnknown, (char *id, int length, int device
 FOUND(cudaHostAlloc, cudaErrorMemoryAllocation, (void **ptr, size_t bytes, unsigned int flags), (ptr, bytes, flags))
 FOUND(cudaFreeHost, cudaErrorUnknown, (void *ptr), (ptr))
 FOUND(cudaMemsetAsync, cudaErrorUnknown, (void *to, int value, size_t bytes, cudaStream_t stream), (to, value, bytes, stream))
+FOUND(cudaStreamCreateWithPriority, cudaErrorMemoryAllocation, (cudaStream_t *stream, unsigned int flags, int priority), (stream, flags, priority))
+FOUND(cudaStreamGetPriority, cudaErrorInvalidValue, (cudaStream_t stream, int *priority), (stream, priority))
 FOUND(cudaStreamCreateWithFlags, cudaErrorMemoryAllocation, (cudaStream_t *stream, unsigned int flags), (stream, flags))
 FOUND(cudaStreamDestroy, cudaErrorUnknown, (cudaStream_t stream), (stream))
 FOUND(lk_segment_new, cudaErrorMemoryAllocation, (size_t bytes, void *stream, void **address, int *fd), (bytes, stream, address, fd))

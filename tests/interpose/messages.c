@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Sends and receives through rings where something is out of the ordinary: on the rig. LOONGCOMM_PEER=force,
+ * LOONGCOMM_EXCHANGE_MIN_BYTES=2000. */
+#include "kernels/rings.h"
+#include "tests/interpose/content.h"
+#include "tests/interpose/said.h"
+#include "tests/rig/test_nccl.h"
+
+#include <stdbool.h>
+#include <sys/wait.h>
+
+#define ROOM ((size_t)12 << 20)
+#define SUMS 40000
+
+static struct meeting *meeting;
+
+struct job {
+    int rank, n;
+    ncclComm_t comm;
+    cudaStream_t stream;
+    char *send, *recv;
+    float *sums;
+};
+
+static struct job set_up(int rank, int n)
+{
+    struct job job = { .rank = rank, .n = n };
+
+    job.comm = comm_up(meeting, rank, n);
+    job.stream = stream_up();
+    job.send = device_alloc(ROOM);
+    job.recv = device_alloc(ROOM);
+    job.sums = device_alloc(SUMS * sizeof(float));
+    return job;
+}
+
+static void free_buffers(const struct job *job)
+{
+    CUDA(cudaStreamDestroy(job->stream));
+    CUDA(cudaFree(job->send));
+    CUDA(cudaFree(job->recv));
+    CUDA(cudaFree(job->sums));
+}
+
+static void end(const struct job *job)
+{
+    NCCL(ncclCommDestroy(job->comm));
+    free_buffers(job);
+}
+
+static void give_up(const struct job *job)
+{
+    CHECK(setenv("LCRIG_LEAKS", "0", 1) == 0); /* an abort frees nothing on the device */
+    NCCL(ncclCommAbort(job->comm));
+}
+
+static void send_to(const struct job *job, int peer, size_t at, size_t bytes)
+{
+    NCCL(ncclSend(job->send + at, bytes, ncclInt8, peer, job->comm, job->stream));
+}
+
+static void recv_from(const struct job *job, int peer, size_t at, size_t bytes)
+{
+    NCCL(ncclRecv(job->recv + at, bytes, ncclInt8, peer, job->comm, job->stream));
+}
+
+static void settle(const struct job *job)
+{
+    CUDA(cudaStreamSynchronize(job->stream));
+}
+
+/* A message to each other rank and back. */
+static void all_pairs(const struct job *job, size_t bytes, unsigned salt)
+{
+    content_fill(job->send, bytes, salt * 64 + (unsigned)job->rank);
+    memset(job->recv, 0xa5, bytes * (size_t)job->n);
+    NCCL(ncclGroupStart());
+    for (int peer = 0; peer < job->n; peer++) {
+        send_to(job, peer, 0, bytes);
+        recv_from(job, peer, (size_t)peer * bytes, bytes);
+    }
+    NCCL(ncclGroupEnd());
+    settle(job);
+    for (int peer = 0; peer < job->n; peer++)
+        CHECK(content_is(job->recv + (size_t)peer * bytes, bytes, salt * 64 + (unsigned)peer));
+}
+
+static bool all_pairs_agreed(int n)
+{
+    return said_count("messages to rank") == n * (n - 1) &&
+           said_count("messages from rank") == n * (n - 1);
+}
+
+static void until_agreed(const struct job *job)
+{
+    bool agreed = false;
+
+    for (unsigned call = 0; !agreed; call++) {
+        CHECK(call < 4096);
+        all_pairs(job, 3000, call);
+        meeting_wait(meeting, job->n);
+        agreed = all_pairs_agreed(job->n);
+        meeting_wait(meeting, job->n);
+    }
+}
+
+/* One end calls the sum first, the other one the message, as programs may where NCCL buffers it. */
+static int sums_and_messages_may_cross(int rank, int n, void *arg)
+{
+    struct job job = set_up(rank, n);
+
+    until_agreed(&job);
+    for (int i = 0; i < 4096 && said_count("committed at") < n; i++) {
+        NCCL(ncclAllReduce(job.sums, job.sums, SUMS, ncclFloat32, ncclSum, job.comm, job.stream));
+        settle(&job);
+        meeting_wait(meeting, n);
+    }
+    meeting_wait(meeting, n);
+    CHECK(said_count("committed at") == n);
+    for (unsigned turn = 0; turn < 20; turn++) {
+        bool first = (unsigned)rank == turn % 2;
+
+        content_fill(job.send, 60000, turn);
+        for (int i = 0; i < SUMS; i++)
+            job.sums[i] = (float)(i % 100 + rank);
+        if (first)
+            send_to(&job, 1 - rank, 0, 60000);
+        NCCL(ncclAllReduce(job.sums, job.sums, SUMS, ncclFloat32, ncclSum, job.comm, job.stream));
+        if (!first)
+            recv_from(&job, 1 - rank, 0, 60000);
+        settle(&job);
+        CHECK(first || content_is(job.recv, 60000, turn));
+        for (int i = 0; i < SUMS; i++)
+            CHECK(job.sums[i] == (float)(2 * (i % 100) + 1));
+    }
+    end(&job);
+    return 0;
+}
+
+/* More than one launch has of a pair. */
+static int a_group_may_have_very_many_messages(int rank, int n, void *arg)
+{
+    struct job job = set_up(rank, n);
+
+    until_agreed(&job);
+    for (size_t i = 0; i < 3000; i++)
+        content_fill(job.send + i * 2500, 2500, i * 2 + (unsigned)rank);
+    NCCL(ncclGroupStart());
+    for (size_t i = 0; i < 3000; i++) {
+        recv_from(&job, 1 - rank, i * 2500, 2500);
+        send_to(&job, 1 - rank, i * 2500, 2500);
+    }
+    NCCL(ncclGroupEnd());
+    settle(&job);
+    for (size_t i = 0; i < 3000; i++)
+        CHECK(content_is(job.recv + i * 2500, 2500, i * 2 + 1 - (unsigned)rank));
+    end(&job);
+    return 0;
+}
+
+/* What never took place counts for nobody: else the ends would not agree about which message is which. */
+static int calls_that_never_took_place_do_not_count(int rank, int n, void *arg)
+{
+    struct job job = set_up(rank, n);
+
+    all_pairs(&job, 3000, 1);
+    if (rank == 0) {
+        NCCL(ncclGroupStart());
+        for (int i = 0; i < 5; i++)
+            send_to(&job, 1, 0, 3000);
+        NCCL(ncclGroupSimulateEnd(NULL));
+        CHECK(ncclSend(NULL, 3000, ncclInt8, 1, job.comm, job.stream) != ncclSuccess);
+        CHECK(ncclSend(job.send, 1, ncclInt8, 77, job.comm, job.stream) != ncclSuccess);
+        NCCL(ncclGroupStart());
+        send_to(&job, 1, 0, 3000);
+        CHECK(ncclSend(NULL, 3000, ncclInt8, 1, job.comm, job.stream) != ncclSuccess);
+        CHECK(ncclGroupEnd() != ncclSuccess);
+    }
+    until_agreed(&job);
+    if (rank == 0) {
+        NCCL(ncclGroupStart());
+        send_to(&job, 1, 0, 3000);
+        NCCL(ncclGroupSimulateEnd(NULL));
+    }
+    for (unsigned call = 0; call < 20; call++)
+        all_pairs(&job, call % 2 ? 3000 : 100, 100 + call);
+    end(&job);
+    return 0;
+}
+
+/* Fewer sends to oneself than receives. */
+static int unequal_messages_to_oneself_are_refused(int rank, int n, void *arg)
+{
+    struct job job = set_up(rank, n);
+
+    until_agreed(&job);
+    CHECK(ncclSend(job.send, 3000, ncclInt8, rank, job.comm, job.stream) == ncclInvalidUsage);
+    all_pairs(&job, 3000, 7);
+    meeting_wait(meeting, n);
+    if (rank == 0) { /* the others hear that it has failed */
+        NCCL(ncclGroupStart());
+        send_to(&job, rank, 0, 3000);
+        CHECK(ncclGroupEnd() == ncclInvalidUsage);
+    }
+    meeting_wait(meeting, n);
+    give_up(&job);
+    free_buffers(&job);
+    return 0;
+}
+
+/* Where a launch lasts as long as the kernel, nothing could run beside it. */
+static int blocking_launches_leave_messages_to_nccl(int rank, int n, void *arg)
+{
+    bool agreed = false;
+    struct job job;
+
+    if (rank == 1)
+        CHECK(setenv("CUDA_LAUNCH_BLOCKING", "1", 1) == 0);
+    job = set_up(rank, n);
+    for (unsigned call = 0; !agreed; call++) { /* the others */
+        CHECK(call < 4096);
+        all_pairs(&job, 3000, call);
+        meeting_wait(meeting, n);
+        agreed = said_count("messages to rank 2") == 1 && said_count("messages to rank 0") == 1;
+        meeting_wait(meeting, n);
+    }
+    for (unsigned call = 0; call < 64; call++)
+        all_pairs(&job, 3000, call);
+    meeting_wait(meeting, n);
+    CHECK(said_count("messages to rank 1") == 0 && said_count("messages from rank 1") == 0);
+    CHECK(said_count("messages to rank 2") == 1 && said_count("messages from rank 2") == 1);
+    end(&job);
+    return 0;
+}
+
+/* A message that its peer never takes ends when the communicator is aborted. */
+static int an_abort_ends_what_nobody_receives(int rank, int n, void *arg)
+{
+    struct job job = set_up(rank, n);
+
+    until_agreed(&job);
+    if (rank == 0)
+        send_to(&job, 1, 0, (size_t)10 << 20);
+    meeting_wait(meeting, n);
+    if (rank == 0)
+        CHECK(cudaStreamQuery(job.stream) == cudaErrorNotReady);
+    else
+        CHECK(comm_error_within(job.comm, 0) == ncclSuccess);
+    meeting_wait(meeting, n);
+    if (rank == 0) {
+        give_up(&job);
+        settle(&job);
+    } else {
+        ncclResult_t result = ncclSuccess;
+
+        for (int i = 0; i < 30000 && result == ncclSuccess; i++) { /* until it has heard of it */
+            result = ncclRecv(job.recv, 3000, ncclInt8, 0, job.comm, job.stream);
+            if (result == ncclSuccess)
+                result = comm_error_within(job.comm, 1);
+        }
+        CHECK(result == ncclRemoteError);
+        give_up(&job);
+    }
+    meeting_wait(meeting, n); /* a process that ends tells others for a short time only */
+    free_buffers(&job);
+    return 0;
+}
+
+/* The communicator has never had a collective: its ranks have voted for pairs only. */
+static int a_lost_rank_is_an_error(int rank, int n, void *arg)
+{
+    struct job job = set_up(rank, n);
+    ncclResult_t result;
+
+    until_agreed(&job);
+    if (rank == 1)
+        _exit(3);
+    result = ncclRecv(job.recv, 30000, ncclInt8, 1, job.comm, job.stream);
+    CHECK(result == ncclRemoteError || comm_error_within(job.comm, 30000) == ncclRemoteError);
+    settle(&job);
+    give_up(&job);
+    free_buffers(&job);
+    return 0;
+}
+
+static const struct {
+    int n;
+    lc_rank_main *run;
+    const char *name;
+    bool loses_one;
+} tests[] = {
+    {2,  sums_and_messages_may_cross,              "sums_and_messages_may_cross",              false},
+    { 2, a_group_may_have_very_many_messages,      "a_group_may_have_very_many_messages",      false},
+    { 2, calls_that_never_took_place_do_not_count, "calls_that_never_took_place_do_not_count",
+     false                                                                                          },
+    { 3, unequal_messages_to_oneself_are_refused,  "unequal_messages_to_oneself_are_refused",
+     false                                                                                          },
+    { 3, blocking_launches_leave_messages_to_nccl, "blocking_launches_leave_messages_to_nccl",
+     false                                                                                          },
+    { 2, an_abort_ends_what_nobody_receives,       "an_abort_ends_what_nobody_receives",       false},
+    { 2, a_lost_rank_is_an_error,                  "a_lost_rank_is_an_error",                  true },
+};
+
+static int run(size_t i)
+{
+    int fate[8];
+
+    meeting_reset(meeting);
+    said_begin();
+    if (!tests[i].loses_one)
+        return lc_ranks_run(tests[i].n, tests[i].run, NULL, 60);
+    CHECK(lc_ranks_watch(tests[i].n, tests[i].run, NULL, 60, fate) == 0);
+    return !(WIFEXITED(fate[0]) && WEXITSTATUS(fate[0]) == 0 && WIFEXITED(fate[1]) &&
+             WEXITSTATUS(fate[1]) == 3);
+}
+
+int main(int argc, char **argv)
+{
+    int failed = 0;
+
+    meeting = meeting_new();
+    for (size_t i = 0; i < sizeof(tests) / sizeof(*tests); i++) {
+        if ((argc < 2 || strcmp(argv[1], tests[i].name) == 0) && run(i) != 0) {
+            fprintf(stderr, "%s failed\n", tests[i].name);
+            failed++;
+        }
+    }
+    return failed != 0;
+}
