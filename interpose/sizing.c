@@ -21,11 +21,14 @@ void lc_sizing_note(struct lc_sizing *sizing, size_t bytes)
 
 uint32_t lc_sizing_more(uint32_t slots, uint32_t most, size_t grow)
 {
-    uint64_t least = slots + ((uint64_t)slots * grow + 99) / 100;
-    uint32_t more = slots < LK_SLOTS_MAX / 2 ? 2 * slots : LK_SLOTS_MAX;
+    size_t percent = grow < 1600 ? grow : 1600; /* that is too much of anything */
+    uint32_t least = slots + (uint32_t)((slots * percent + 99) / 100);
+    uint32_t more = least > 2 * slots ? least : 2 * slots;
 
     if (least == slots)
         least++;
+    if (more > LK_SLOTS_MAX)
+        more = LK_SLOTS_MAX;
     more = more < most ? more : most;
     return more < least ? 0 : more;
 }

@@ -44,8 +44,8 @@ void lc_sizing_note(struct lc_sizing *sizing, size_t bytes);
  * the call's. */
 void lc_sizing_step(struct lc_comm *comm, cudaStream_t stream);
 
-/* Slots to have in place of `slots`: at least `grow` percent more and at most twice as many, no more than the `most` that
- * serve a purpose; 0: there is no such number. */
+/* Slots to have in place of `slots`: at least `grow` percent more, twice as many if there may be, no more than the `most`
+ * that serve a purpose; 0: there is no such number. */
 uint32_t lc_sizing_more(uint32_t slots, uint32_t most, size_t grow);
 
 #endif

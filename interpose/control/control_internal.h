@@ -4,7 +4,7 @@
  *
  * One lock, control.lock, guards everything below that is not atomic. It is held for short and never across a call that
  * may block: sockets are non-blocking, waits are on the condition variable. No call path of a committed or passed-through
- * operation takes it.
+ * operation takes it, but for calls through rings while these change, and one in sixteen to see whether they are to.
  */
 #ifndef LC_INTERPOSE_CONTROL_INTERNAL_H
 #define LC_INTERPOSE_CONTROL_INTERNAL_H

@@ -385,7 +385,7 @@ int main(int argc, char **argv)
         {"grow",    they_grow,           "512m", "0" },
         { "calm",   they_go_back,        "512m", "48"},
         { "graphs", graphs_keep_theirs,  "512m", "0" },
-        { "cap",    there_is_a_cap,      "4m",   "0" },
+        { "cap",    there_is_a_cap,      "5m",   "0" },
         { "unable", one_rank_cannot_map, "512m", "0" },
         { "end",    ends_at_any_time,    "512m", "16"},
         { "die",    NULL,                "512m", "0" },
