@@ -352,8 +352,9 @@ struct cast {
     uint64_t ranks, rank;
     bool accurate;
     uint64_t most; /* elements of a piece, but for the last one */
-    float *
-        residual; /* what is owed to each element, then what each owner of a shard owes to it; NULL: no feedback */
+
+    /* What is owed to each element of the contribution, then to each of the own shard of the sum; NULL: no feedback. */
+    float *residual;
 };
 
 /* A failure of ours after commit is an error at every rank: never a silent way around it. */
