@@ -43,6 +43,7 @@ SUITES = {
 BUILD_SHARE, FULL = 65, 125
 # Suites and tests are stopped, which is a failure, only when they must be hanging: other people's machines are busy.
 STOP_FACTOR, STOP_EXTRA = 4, 120
+BUILD_STOP = 3600
 SOAK_FACTOR = 20
 OTHER_SUITE = Suite()
 GROUPS = set()  # of processes that would outlive this one
@@ -143,15 +144,6 @@ def run_jobs(waiting, totals):
         totals.add(report)
 
 
-def run_to_end(command, report, **how):
-    """Says what a command printed when it fails or warns."""
-    done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          text=True, errors="replace", **how)
-    if done.returncode or "warning:" in done.stdout:
-        report.say(done.stdout.rstrip())
-    return done.returncode == 0
-
-
 def introspect(folder, what):
     listed = subprocess.run(["meson", "introspect", folder, f"--{what}"], cwd=ROOT, capture_output=True, text=True,
                             check=True)
@@ -204,7 +196,7 @@ def count(results, label, report):
     return kinds
 
 
-def run_for(command, seconds, env):
+def run_for(command, seconds, env=None):
     """What it printed, its status, whether it was stopped for taking longer, and the processor time it took."""
     def stop(how):
         with contextlib.suppress(ProcessLookupError):
@@ -227,6 +219,14 @@ def run_for(command, seconds, env):
         GROUPS.discard(child.pid)
         out.seek(0)
         return out.read().decode(errors="replace"), child.returncode, stopped, usage.ru_utime + usage.ru_stime
+
+
+def run_to_end(command, report, env=None):
+    """The processor time it took, or none when it failed. Says what it printed when it fails or warns."""
+    said, status, _, processor = run_for(command, BUILD_STOP, env)
+    if status or "warning:" in said:
+        report.say(said.rstrip())
+    return None if status else processor
 
 
 def run_suite(name, config, suite, soak, report):
@@ -266,7 +266,8 @@ def run_config(name, config, rank, options, report):
         report.skip(f"skipped: configuration {name}: {config.cc} is not installed")
         return []
     begin = time.monotonic()
-    if not configure(config, options.ci, report):
+    configured = configure(config, options.ci, report)
+    if configured is None:
         report.fail(f"failed: configuration {name} cannot be set up")
         return []
     tests = introspect(config.folder, "tests")
@@ -280,10 +281,11 @@ def run_config(name, config, rank, options, report):
     files = []
     if options.suite or config.builds != "all":
         files = files_for(config.folder, tests, set(wanted), config.builds == "shipped" and not options.suite)
-    if not run_to_end(["ninja", "--quiet", "-C", config.folder, *files], report):
+    built = run_to_end(["ninja", "--quiet", "-C", config.folder, *files], report)
+    if built is None:
         report.fail(f"failed: configuration {name} does not build")
         return []
-    report.say(f"{name} built in {time.monotonic() - begin:.1f} s")
+    report.say(f"{name} built in {time.monotonic() - begin:.1f} s, {configured + built:.1f} s of processor time")
     return [Job(functools.partial(run_suite, name, config, suite, options.soak),
                 SUITES.get(suite, OTHER_SUITE).share, 100 * (1 + known.index(suite)) + rank)
             for suite in known if suite in wanted]
