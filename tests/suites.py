@@ -206,8 +206,8 @@ def run_for(command, seconds, env=None):
         child = subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=out,
                                  stderr=subprocess.STDOUT, start_new_session=True)
         GROUPS.add(child.pid)
-        # meson ends its tests and writes its log when it is interrupted
-        timers = [threading.Timer(seconds, stop, [signal.SIGINT]),
+        # meson ends its tests and writes its log when it is told to end; an interrupt is for one test only
+        timers = [threading.Timer(seconds, stop, [signal.SIGTERM]),
                   threading.Timer(seconds + 20, stop, [signal.SIGKILL])]
         for timer in timers:
             timer.start()
@@ -294,7 +294,7 @@ def run_config(name, config, rank, options, report):
 def end_all():
     for group in GROUPS:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(group, signal.SIGINT)
+            os.killpg(group, signal.SIGTERM)
 
 
 def main():
