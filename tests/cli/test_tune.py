@@ -274,7 +274,8 @@ class Rig(CliTest):
 
     def profile(self):
         win = {"4096": WIN, "65536": WIN, "else": WIN}
-        self.write("world", repr({"ranks": 2, "nodes": 1, "ratios": {TWO: win, "nccl all-reduce tree simple 0": win}}))
+        self.write("world", repr({"ranks": 2, "nodes": 1, "nccl": os.environ["LC_NCCL"],  # the rig's
+                                  "ratios": {TWO: win, "nccl all-reduce tree simple 0": win}}))
         result = call("tune", "--out", self.path("p"), "--sizes", "4k,64k", "--", *LAUNCHER, self.folder)
         self.assertEqual(result.returncode, 0, result.stderr)
         return self.path("p")

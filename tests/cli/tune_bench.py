@@ -65,5 +65,5 @@ for size in sizes:
         records.append(record + '"loongcomm", "ratio": {"median": %s, "p10": %s, "p90": %s, "rounds": [1]}}' %
                        (figures or (1.0, 0.99, 1.01)))
 with open(options["--json"], "w") as f:
-    f.write('{"schema": "loongcomm.bench/1", "machine": {"nccl": "2.28.9", "ranks": %d, "nodes": %d}, "records": [%s]}' %
-            (ranks, world["nodes"], ", ".join(records)))
+    f.write('{"schema": "loongcomm.bench/1", "machine": {"nccl": "%s", "ranks": %d, "nodes": %d}, "records": [%s]}' %
+            (world.get("nccl", "2.28.9"), ranks, world["nodes"], ", ".join(records)))
