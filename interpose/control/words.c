@@ -36,7 +36,7 @@ _Static_assert(sizeof(_Atomic unsigned char) == 1 && sizeof(_Atomic uint64_t) ==
 
 static size_t file_size(uint32_t nranks)
 {
-    size_t size = LC_EPOCHS + 2 * nranks * sizeof(uint64_t);
+    size_t size = LC_EPOCHS + 2 * (size_t)nranks * sizeof(uint64_t);
 
     return nranks <= LC_PAIR_RANKS_MAX ? size + (size_t)nranks * nranks * sizeof(struct pair)
                                        : size;
