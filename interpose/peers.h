@@ -13,7 +13,8 @@
  * Further generations, with other numbers of slots, are set up the same way while the ones before are in use. They take
  * only what can be had beside running kernels, which may wait for a peer that waits for this rank: memory is created,
  * mapped and filled, by calls that do not wait for the device (programs make them all the time, as their allocators
- * grow); what such calls do not give, private state and pinned words, is there from the beginning. Nothing of a
+ * grow; and a rank that did wait there would wait for collectives that it has launched, which need nothing more of it);
+ * what such calls do not give, private state and pinned words, is there from the beginning. Nothing of a
  * generation is given back before the communicator ends, since unmapping may wait for the device: not what has failed,
  * nor what is not used any more, which graphs may use for ever.
  */

@@ -264,21 +264,34 @@ static int there_is_a_cap(int rank, int n, void *arg)
     return 0;
 }
 
-/* Nobody changes over. */
-static int one_rank_cannot_map(int rank, int n, void *arg)
+/* Nobody changes over. `arg`: the call that fails. */
+static int one_rank_cannot(int rank, int n, void *arg)
 {
     struct job job;
 
-    (void)arg;
     set_up(&job, rank, n);
     if (rank == n - 1)
-        CHECK(lcfault_arm && lcfault_arm("lk_segment_map", 1));
+        CHECK(lcfault_arm && lcfault_arm(arg, 1));
     until_said(&job, "no rings of 2 slots", 1, reduce_some);
-    reduce_some(&job, 300);
+    reduce_some(&job, 120);
     meeting_wait(meeting, n);
     CHECK(said_count("no rings of 2 slots") == 1 && said_count("from now on") == 0);
     end(&job);
     return 0;
+}
+
+static int one_rank_cannot_do_all(int n)
+{
+    static char sites[][24] = { "lk_segment_map", "lk_segment_new", "cudaMemcpyAsync",
+                                "cudaDeviceGetPCIBusId" };
+    int failed = 0;
+
+    for (size_t i = 0; i < sizeof(sites) / sizeof(*sites) && !failed; i++) {
+        meeting_reset(meeting);
+        CHECK(ftruncate(said_file, 0) == 0);
+        failed = lc_ranks_run(n, one_rank_cannot, sites[i], 100);
+    }
+    return failed;
 }
 
 /* ---- ends while they grow ---- */
@@ -315,7 +328,7 @@ static int ranks_die(int n)
 {
     int failed = 0;
 
-    for (last_call = 16; last_call < 160 && !failed; last_call += 20 + last_call / 2) {
+    for (last_call = 19; last_call < 160 && !failed; last_call += 20 + last_call / 2) {
         meeting_reset(meeting);
         CHECK(ftruncate(said_file, 0) == 0);
         failed = lc_ranks_run(n, a_rank_dies, NULL, 100);
@@ -382,13 +395,13 @@ int main(int argc, char **argv)
         lc_rank_main *run;
         const char *cap, *calm;
     } parts[] = {
-        {"grow",    they_grow,           "512m", "0" },
-        { "calm",   they_go_back,        "512m", "48"},
-        { "graphs", graphs_keep_theirs,  "512m", "0" },
-        { "cap",    there_is_a_cap,      "5m",   "0" },
-        { "unable", one_rank_cannot_map, "512m", "0" },
-        { "end",    ends_at_any_time,    "512m", "16"},
-        { "die",    NULL,                "512m", "0" },
+        {"grow",    they_grow,          "512m", "0" },
+        { "calm",   they_go_back,       "512m", "48"},
+        { "graphs", graphs_keep_theirs, "512m", "0" },
+        { "cap",    there_is_a_cap,     "5m",   "0" },
+        { "unable", NULL,               "512m", "0" },
+        { "end",    ends_at_any_time,   "512m", "16"},
+        { "die",    NULL,               "512m", "0" },
     };
     int n = argc > 2 ? atoi(argv[2]) : 2;
 
@@ -407,7 +420,7 @@ int main(int argc, char **argv)
         CHECK(setenv("LOONGCOMM_STAGING_MAX", parts[i].cap, 1) == 0 &&
               setenv("LOONGCOMM_STAGING_CALM", parts[i].calm, 1) == 0);
         if (!parts[i].run)
-            return ranks_die(n);
+            return strcmp(argv[1], "die") == 0 ? ranks_die(n) : one_rank_cannot_do_all(n);
         return (threads ? lc_ranks_run_threads : lc_ranks_run)(n, parts[i].run, NULL, 150);
     }
     return 2;
