@@ -12,17 +12,16 @@ using namespace lk_rings_device;
 namespace
 {
 
-using warps = exchange_warps<6, 6, 2>;
+using warps = exchange_warps<10, 10, 9>;
 
-static_assert(warps::threads == 512, "co-residency is planned with 512 threads a CTA");
+static_assert(warps::threads == 1024, "co-residency is planned with a multiprocessor for each CTA");
 static_assert(sizeof(exchange_args<LK_EXCHANGE_SMALL>) <= 4096, "small size class");
 static_assert(sizeof(exchange_args<LK_EXCHANGE_MAX>) <= 32764, "large size class");
 static_assert(offsetof(lk_exchange_launch, entries) == sizeof(lk_exchange_head),
               "a launch is the argument in one piece");
 
-/* Two CTAs a multiprocessor: at most 64 registers. */
 template <unsigned N>
-__global__ void __launch_bounds__(warps::threads, 2)
+__global__ void __launch_bounds__(warps::threads, 1)
     lk_exchange_kernel(const __grid_constant__ exchange_args<N> args)
 {
     __shared__ exchange_pipeline pipelines[EXCHANGE_ROLES];
@@ -36,6 +35,9 @@ const void *kernel_for(bool large)
     return large ? reinterpret_cast<const void *>(lk_exchange_kernel<LK_EXCHANGE_MAX>)
                  : reinterpret_cast<const void *>(lk_exchange_kernel<LK_EXCHANGE_SMALL>);
 }
+
+/* Of a CTA that has every channel. */
+constexpr int most_cursors = EXCHANGE_ROLES * LK_CHANNELS_MAX * LK_DEVICE_RANKS;
 
 } // namespace
 
@@ -62,6 +64,11 @@ extern "C" int lk_load_exchange(void)
     for (bool large : { false, true }) {
         cudaFuncAttributes attributes;
         cudaError_t err = cudaFuncGetAttributes(&attributes, kernel_for(large));
+
+        if (err == cudaSuccess) /* a CTA alone may have the cursors of all units */
+            err = cudaFuncSetAttribute(kernel_for(large),
+                                       cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       most_cursors * sizeof(exchange_cursor));
 
         if (err != cudaSuccess)
             return err;

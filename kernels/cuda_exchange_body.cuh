@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The exchange kernel. A CTA has three kinds of data warps: some send, some take, some copy what a rank sends to itself.
- * Sending and taking are pipelines of one control warp each, as in cuda_rings_pipeline.cuh, but without an order: lane p of a
- * control warp looks after the units with peer p, in one channel after another, and whichever unit can go on gets a job.
- * None is waited for alone, which is what lets calls of any groups of messages meet (ring_layout.h).
+ * Sending and taking are pipelines as in cuda_rings_pipeline.cuh, but without an order: lanes of a warp that looks are shared
+ * out to the peers and look at the next messages of their units, in one channel after another, and whichever unit can go on
+ * gets jobs. None is waited for alone, which is what lets calls of any groups of messages meet (ring_layout.h).
  */
 #ifndef LK_CUDA_EXCHANGE_BODY_CUH
 #define LK_CUDA_EXCHANGE_BODY_CUH
@@ -25,13 +25,15 @@ enum exchange_role_number {
     EXCHANGE_ROLES,
 };
 
+constexpr uint32_t exchange_controls = 3; /* one of each role, and the one that publishes */
+
 template <uint32_t Send, uint32_t Take, uint32_t Copy> struct exchange_warps {
     static constexpr uint32_t send = Send, take = Take, copy = Copy;
-    static constexpr uint32_t threads = 32 * (EXCHANGE_ROLES + Send + Take + Copy);
+    static constexpr uint32_t threads = 32 * (exchange_controls + Send + Take + Copy);
 };
 
 /* Granules that a data warp takes at once. */
-constexpr uint32_t exchange_span = 4;
+constexpr uint32_t exchange_span = 8;
 
 /* Bytes in memory of the caller, and in which rows they lie. */
 struct stretch {
@@ -42,7 +44,7 @@ struct stretch {
     uint32_t masked; /* row and offset mean something */
 };
 
-/* Written by the control warp, but for `wrote`, as in cuda_rings_pipeline.cuh. */
+/* Written by the warp that looks, but for `wrote`, as in cuda_rings_roles.cuh. */
 struct exchange_job {
     stretch memory;
     uint64_t slot;
@@ -51,18 +53,24 @@ struct exchange_job {
     uint32_t channel;
     uint32_t packs; /* 0: this is the end */
     uint32_t scan;
-    uint32_t live; /* take: granules that are in the slot */
-    uint32_t wrote;
+    uint32_t live;  /* take: granules that are in the slot */
+    uint32_t index; /* of the message's slot */
+    uint32_t wrote; /* of the end: the call has been cut short */
 };
 using exchange_pipeline = pipeline_of<exchange_job>;
 
-/* The next tile of a unit; that of the lane which looks after it. */
+/* Where a unit stands: its next message is the tile `tile` of the message `entry`. Of the lanes of the role's warp that looks;
+ * its number goes back to the private state at the end. */
 struct exchange_cursor {
-    uint32_t tile;
+    uint64_t number; /* messages so far */
+    uint32_t slot;   /* of the next one */
     uint32_t entry;
+    uint32_t tile;
+    uint32_t tiles; /* of the entry */
+    uint32_t bytes; /* of its tiles */
 };
 
-/* Bytes, counted by lane 0 of a control warp. */
+/* Bytes, counted by each lane of the warp that publishes. */
 struct exchange_traffic {
     uint64_t sent;
     uint64_t elided;
@@ -100,10 +108,6 @@ template <class Args> struct exchange_call {
     {
         return reinterpret_cast<uint64_t>(args.head.rings.segments[r]);
     }
-    __device__ __forceinline__ uint32_t slot_of(uint64_t message) const
-    {
-        return static_cast<uint32_t>((message - 1) % shape().slots);
-    }
     /* A counter of a unit; its lane alone reads and writes it. */
     __device__ __forceinline__ volatile uint64_t *counter(size_t offset) const
     {
@@ -118,16 +122,18 @@ template <class Args> struct exchange_call {
     {
         return lk_message_granules(&shape(), args.entries[entry].bytes) * LK_GRANULE;
     }
-    __device__ __forceinline__ bool has_tile(uint32_t entry, uint32_t tile) const
+    __device__ __forceinline__ uint32_t tiles_of(uint32_t entry, uint32_t bytes) const
     {
-        return static_cast<uint64_t>(tile) * tile_bytes(entry) < args.entries[entry].bytes;
+        uint64_t all = args.entries[entry].bytes;
+
+        return static_cast<uint32_t>((all + bytes - 1) / bytes);
     }
-    __device__ __forceinline__ stretch stretch_of(uint32_t entry, uint32_t tile) const
+    __device__ __forceinline__ stretch stretch_of(uint32_t entry, uint64_t tile,
+                                                  uint32_t bytes) const
     {
         const lk_exchange_entry &e = args.entries[entry];
         const lk_row_mask &mask = args.head.mask;
-        uint32_t bytes = tile_bytes(entry);
-        uint64_t at = static_cast<uint64_t>(tile) * bytes, left = e.bytes - at;
+        uint64_t at = tile * bytes, left = e.bytes - at;
         stretch s = { e.address + at, 0, 0, left < bytes ? static_cast<uint32_t>(left) : bytes, 0 };
 
         if (lk_is_masked(&mask, s.address)) {
@@ -287,11 +293,16 @@ template <class Args> struct exchange_send_work {
     __device__ __forceinline__ uint32_t batch(const exchange_job &j, uint32_t granule,
                                               uint32_t count) const
     {
-        constexpr uint32_t ahead = exchange_span;
         uint32_t mask = 0;
 
-        if (count == ahead && !j.memory.masked && plain_granules(j.memory, granule, ahead))
-            return fast<ahead>(j, granule);
+        if (!j.memory.masked && plain_granules(j.memory, granule, count)) {
+            if (count == exchange_span)
+                return fast<exchange_span>(j, granule);
+#pragma unroll 1
+            for (uint32_t i = 0; i < count; i++)
+                mask |= fast<1>(j, granule + i);
+            return mask;
+        }
 #pragma unroll 1
         for (uint32_t i = 0; i < count; i++)
             mask |= slow(j, granule + i);
@@ -326,10 +337,8 @@ struct exchange_take_work {
     __device__ __forceinline__ uint32_t batch(const exchange_job &j, uint32_t granule,
                                               uint32_t count) const
     {
-        constexpr uint32_t ahead = exchange_span;
-
-        if (count == ahead && plain_granules(j.memory, granule, ahead)) {
-            fast<ahead>(j, granule);
+        if (count == exchange_span && plain_granules(j.memory, granule, count)) {
+            fast<exchange_span>(j, granule);
             return 0;
         }
 #pragma unroll 1
@@ -345,31 +354,59 @@ struct exchange_take_work {
     }
 };
 
-/* This warp's share of what the rank sends to itself: granules of the CTA's tiles. */
+/* What the rank sends to itself: a part of a tile, from `at` on. */
+template <uint32_t Granules>
+__device__ __forceinline__ void copy_plain(const stretch &s, uint64_t to, uint32_t at)
+{
+    uint4 bits[Granules];
+
+#pragma unroll
+    for (uint32_t i = 0; i < Granules; i++)
+        bits[i] = load_uint4(reinterpret_cast<const void *>(s.address + at + i * LK_GRANULE));
+#pragma unroll
+    for (uint32_t i = 0; i < Granules; i++)
+        store_uint4(reinterpret_cast<void *>(to + at + i * LK_GRANULE), bits[i]);
+}
+
+template <class Args>
+__device__ __forceinline__ void copy_granules(const exchange_call<Args> &c, const stretch &s,
+                                              uint64_t to, uint32_t granule, uint32_t count)
+{
+    uint32_t at = granule * LK_GRANULE + c.lane * LK_PACK_BYTES;
+
+    if (count == exchange_span && !s.masked && to % 16 == 0 && plain_granules(s, granule, count)) {
+        copy_plain<exchange_span>(s, to, at);
+        return;
+    }
+#pragma unroll 1
+    for (uint32_t i = 0; i < count; i++, at += LK_GRANULE)
+        if (at < s.bytes)
+            store_bytes(to + at, read_pack(c.args.head.mask, s, at).bits,
+                        s.bytes - at < LK_PACK_BYTES ? s.bytes - at : LK_PACK_BYTES);
+}
+
+/* This warp's share: batches of granules go round the warps of all CTAs. */
 template <class Args>
 __device__ __forceinline__ void copy_own(const exchange_call<Args> &c, uint32_t warp,
                                          uint32_t warps)
 {
     const lk_exchange_head &head = c.args.head;
+    constexpr uint32_t bytes = exchange_span * LK_GRANULE;
 
     for (uint32_t entry = head.sends[c.rank()]; entry < head.sends[c.rank() + 1]; entry++) {
         uint64_t to = c.args.entries[entry].other;
-        uint32_t bytes = c.tile_bytes(entry);
+        uint64_t all = (c.args.entries[entry].bytes + bytes - 1) / bytes;
 
-        for (uint32_t tile = c.cta; c.has_tile(entry, tile); tile += c.ctas) {
-            stretch s = c.stretch_of(entry, tile);
-            uint64_t out = to + static_cast<uint64_t>(tile) * bytes;
+        for (uint64_t i = c.cta + static_cast<uint64_t>(warp) * c.ctas; i < all;
+             i += static_cast<uint64_t>(warps) * c.ctas) {
+            stretch s = c.stretch_of(entry, i, bytes);
 
-#pragma unroll 1
-            for (uint32_t at = warp * LK_GRANULE + c.lane * LK_PACK_BYTES; at < s.bytes;
-                 at += warps * LK_GRANULE)
-                store_bytes(out + at, read_pack(head.mask, s, at).bits,
-                            s.bytes - at < LK_PACK_BYTES ? s.bytes - at : LK_PACK_BYTES);
+            copy_granules(c, s, to + i * bytes, 0, exchange_span);
         }
     }
 }
 
-/* ---- control warps: what a lane does for its peer ---- */
+/* ---- the warps that look ---- */
 
 template <class Call> struct exchange_send_role {
     const Call &c;
@@ -386,31 +423,19 @@ template <class Call> struct exchange_send_role {
     {
         return c.counter(lk_sent_offset(&c.shape(), LK_EXCHANGE, peer, channel));
     }
-    __device__ __forceinline__ bool ready(uint32_t channel, uint64_t message, uint32_t *) const
+    /* May the message behind `at` go on? */
+    __device__ __forceinline__ bool ready(uint32_t channel, uint32_t peer,
+                                          const exchange_cursor &at, uint32_t *) const
     {
         uint64_t credit = load_word(c.segment +
-                                    lk_credit_offset(&c.shape(), LK_EXCHANGE, c.lane, channel));
+                                    lk_credit_offset(&c.shape(), LK_EXCHANGE, peer, channel));
 
-        return message - credit <= c.shape().slots;
+        return at.number + 1 - credit <= c.shape().slots;
     }
     __device__ __forceinline__ uint64_t slot(const exchange_job &j) const
     {
         return c.segment_of(j.peer) +
-               lk_slot_offset(&c.shape(), LK_EXCHANGE, c.rank(), j.channel, c.slot_of(j.message));
-    }
-    /* Lane 0, after the fence. */
-    __device__ __forceinline__ void publish(const exchange_job &j, exchange_traffic *t) const
-    {
-        uint32_t last = (j.packs - 1) / granule_packs;
-        uint32_t missing = (last + 1) * LK_GRANULE - j.memory.bytes;
-        uint32_t live = __popc(j.wrote) * LK_GRANULE - (j.wrote >> last & 1 ? missing : 0);
-
-        store_word(c.segment_of(j.peer) +
-                       lk_words_offset(&c.shape(), LK_EXCHANGE, c.rank(), j.channel) +
-                       8 * c.slot_of(j.message),
-                   lk_slot_word(j.message, j.wrote));
-        t->sent += live + 8;
-        t->elided += j.memory.bytes - live;
+               lk_slot_offset(&c.shape(), LK_EXCHANGE, c.rank(), j.channel, j.index);
     }
 };
 
@@ -429,132 +454,155 @@ template <class Call> struct exchange_take_role {
     {
         return c.counter(lk_taken_offset(&c.shape(), LK_EXCHANGE, peer, channel));
     }
-    __device__ __forceinline__ bool ready(uint32_t channel, uint64_t message, uint32_t *live) const
+    __device__ __forceinline__ bool ready(uint32_t channel, uint32_t peer,
+                                          const exchange_cursor &at, uint32_t *live) const
     {
-        uint64_t word = load_word(c.segment +
-                                  lk_words_offset(&c.shape(), LK_EXCHANGE, c.lane, channel) +
-                                  8 * c.slot_of(message));
+        uint64_t word = load_word(
+            c.segment + lk_words_offset(&c.shape(), LK_EXCHANGE, peer, channel) + 8 * at.slot);
 
         *live = static_cast<uint32_t>(word >> 32);
-        return static_cast<uint32_t>(word) == static_cast<uint32_t>(message);
+        return static_cast<uint32_t>(word) == static_cast<uint32_t>(at.number + 1);
     }
     __device__ __forceinline__ uint64_t slot(const exchange_job &j) const
     {
-        return c.segment +
-               lk_slot_offset(&c.shape(), LK_EXCHANGE, j.peer, j.channel, c.slot_of(j.message));
-    }
-    __device__ __forceinline__ void publish(const exchange_job &j, exchange_traffic *t) const
-    {
-        store_word(c.segment_of(j.peer) +
-                       lk_credit_offset(&c.shape(), LK_EXCHANGE, c.rank(), j.channel),
-                   j.message);
-        t->sent += 8;
+        return c.segment + lk_slot_offset(&c.shape(), LK_EXCHANGE, j.peer, j.channel, j.index);
     }
 };
 
-/* One control warp at work. */
-template <class Call, class Role> struct exchange_control {
+/* One of them at work. Lane k * ranks + i looks at the k-th next message of the unit with a peer, which i stands for in a
+ * visit: peers take turns in being the first. */
+template <class Call, class Role> struct exchange_looking_warp {
     const Call &c;
     Role role;
     exchange_pipeline *p;
     exchange_cursor *cursors; /* of this role: [channel / ctas][rank] */
-    uint32_t made, published;
-    uint32_t last; /* peer whose unit got the last job */
-    exchange_traffic t;
+    uint32_t made;
+    uint32_t which;
+    uint32_t turn;
 
-    __device__ exchange_control(const Call &call, exchange_pipeline *pipe, exchange_cursor *own)
-        : c(call), role{ call }, p(pipe), cursors(own), made(0), published(0), last(31), t{ 0, 0 }
+    __device__ __forceinline__ exchange_looking_warp(const Call &call, exchange_pipeline *pipe,
+                                                     exchange_cursor *own)
+        : c(call), role{ call }, p(pipe), cursors(own), made(0),
+          which(call.lane / call.shape().ranks), turn(0)
     {
     }
-    __device__ __forceinline__ bool mine() const
+    __device__ __forceinline__ uint32_t ranks() const
     {
-        return c.lane < c.shape().ranks && c.lane != c.rank();
+        return c.shape().ranks;
     }
-    __device__ __forceinline__ exchange_cursor *cursor(uint32_t channel) const
+    __device__ __forceinline__ exchange_cursor *cursor(uint32_t channel, uint32_t peer) const
     {
-        return &cursors[channel / c.ctas * c.shape().ranks + c.lane];
+        return &cursors[channel / c.ctas * ranks() + peer];
     }
-    __device__ __forceinline__ uint32_t first_tile(uint32_t channel) const
+    /* Where the unit's share of an entry begins; entries in which it has none are left out. */
+    __device__ __forceinline__ void enter(exchange_cursor *at, uint32_t channel,
+                                          uint32_t peer) const
     {
-        return lk_message_first(&c.shape(), c.rank(), c.lane, channel);
+        for (; at->entry < role.end(peer); at->entry++) {
+            at->bytes = c.tile_bytes(at->entry);
+            at->tiles = c.tiles_of(at->entry, at->bytes);
+            at->tile = lk_message_first(&c.shape(), c.rank(), peer, channel);
+            if (at->tile < at->tiles)
+                return;
+        }
     }
-    __device__ __forceinline__ void settle(exchange_cursor *at, uint32_t channel) const
+    __device__ __forceinline__ void advance(exchange_cursor *at, uint32_t channel,
+                                            uint32_t peer) const
     {
-        while (at->entry < role.end(c.lane) && !c.has_tile(at->entry, at->tile))
-            *at = { first_tile(channel), at->entry + 1 };
+        at->number++;
+        at->slot = at->slot + 1 == c.shape().slots ? 0 : at->slot + 1;
+        at->tile += c.shape().channels;
+        if (at->tile < at->tiles)
+            return;
+        at->entry++;
+        enter(at, channel, peer);
+    }
+    /* Units of the own rank have no entries. A lane for each, as far as they go. */
+    template <class Do> __device__ __forceinline__ void for_units(Do &&what) const
+    {
+        uint32_t channels = (c.shape().channels - c.cta + c.ctas - 1) / c.ctas;
+
+        for (uint32_t unit = c.lane; unit < channels * ranks(); unit += 32)
+            if (unit % ranks() != c.rank())
+                what(c.cta + unit / ranks() * c.ctas, unit % ranks());
+        __syncwarp();
     }
     __device__ __forceinline__ void begin() const
     {
-        for (uint32_t channel = c.cta; mine() && channel < c.shape().channels; channel += c.ctas) {
-            *cursor(channel) = { first_tile(channel), role.begin(c.lane) };
-            settle(cursor(channel), channel);
-        }
+        for_units([this](uint32_t channel, uint32_t peer) {
+            exchange_cursor *at = cursor(channel, peer);
+
+            at->number = *role.counter(channel, peer);
+            at->slot = static_cast<uint32_t>(at->number % c.shape().slots);
+            at->entry = role.begin(peer);
+            enter(at, channel, peer);
+        });
     }
-
-    /* Done jobs are published, in the order in which they were made. True: there were some. */
-    __device__ __forceinline__ bool publish()
+    __device__ __forceinline__ void end() const
     {
-        uint32_t ready = published;
-
-        while (ready < made && job_done(p, ready))
-            ready++;
-        if (ready == published)
-            return false;
-        fence_system();
-        for (; published < ready; published++)
-            if (c.lane == 0)
-                role.publish(p->jobs[published % depth], &t);
-        __syncwarp(); /* jobs are read before they are written again */
-        return true;
+        for_units([this](uint32_t channel, uint32_t peer) {
+            *role.counter(channel, peer) = cursor(channel, peer)->number;
+        });
     }
-
-    /* By the lane that looks after the unit. */
-    __device__ __forceinline__ void make(exchange_job *j, uint32_t channel, uint64_t message,
-                                         uint32_t live) const
+    __device__ __forceinline__ void write(exchange_job *j, uint32_t channel, uint32_t peer,
+                                          const exchange_cursor &at, uint32_t live) const
     {
-        exchange_cursor *at = cursor(channel);
-
-        j->memory = c.stretch_of(at->entry, at->tile);
-        j->message = message;
-        j->peer = c.lane;
+        j->memory = c.stretch_of(at.entry, at.tile, at.bytes);
+        j->message = at.number + 1;
+        j->peer = peer;
         j->channel = channel;
+        j->index = at.slot;
         j->slot = role.slot(*j);
         j->packs = (j->memory.bytes + LK_PACK_BYTES - 1) / LK_PACK_BYTES;
-        j->scan = static_cast<uint32_t>(c.args.entries[at->entry].other);
+        j->scan = static_cast<uint32_t>(c.args.entries[at.entry].other);
         j->live = live;
         j->wrote = 0;
-        *role.counter(channel, c.lane) = message;
-        at->tile += c.shape().channels;
-        settle(at, channel);
+    }
+    /* How many of the unit's next messages, from its first on, have their bit. */
+    __device__ __forceinline__ uint32_t in_a_row(uint32_t bits) const
+    {
+        uint32_t n = 0, most = 32 / ranks(), shift = c.lane % ranks();
+
+        while (n < most && bits >> (shift + n * ranks()) & 1)
+            n++;
+        return n;
     }
 
-    /* Gives a job to each unit of the channel that can go on, as long as there is room. False: no unit has anything left.
+    /* Gives jobs to the units of the channel that can go on, as long as there is room. False: no unit has anything left.
      * *moved: there was a job. */
     __device__ __forceinline__ bool visit(uint32_t channel, bool *moved)
     {
-        bool left = mine() && cursor(channel)->entry < role.end(c.lane);
-        uint64_t message = 0;
-        uint32_t live = 0, able;
+        uint32_t peer = (c.lane + turn) % ranks(), live = 0, number, room, able, below;
+        exchange_cursor *own = cursor(channel, peer), at;
+        bool left = which < 32 / ranks() && which < depth && peer != c.rank();
+        bool gets;
 
+        if (left) {
+            at = *own;
+            for (uint32_t i = 0; i < which && at.entry < role.end(peer); i++)
+                advance(&at, channel, peer);
+            left = at.entry < role.end(peer);
+        }
         if (!__any_sync(ALL_LANES, left))
             return false;
-        if (made - published == depth)
-            return true;
-        if (left) {
-            message = *role.counter(channel, c.lane) + 1;
-            left = role.ready(channel, message, &live);
+        room = leading_ones(__ballot_sync(ALL_LANES, c.lane < depth && has_room(p, made + c.lane)));
+        able = __ballot_sync(ALL_LANES, left && role.ready(channel, peer, at, &live));
+        gets = which < in_a_row(able);
+        below = __ballot_sync(ALL_LANES, gets) & ((1U << c.lane) - 1);
+        number = made + static_cast<uint32_t>(__popc(below));
+        gets = gets && number - made < room;
+        if (gets) {
+            write(&p->jobs[number % depth], channel, peer, at, live);
+            advance(&at, channel, peer);
+            barrier_arrive(&p->full[number % depth]);
         }
-        able = __ballot_sync(ALL_LANES, left);
-        while (able && made - published < depth) {
-            uint32_t above = able & ~(ALL_LANES >> (31 - last));
-
-            last = static_cast<uint32_t>(__ffs(static_cast<int>(above ? above : able)) - 1);
-            able &= ~(1U << last);
-            if (c.lane == last)
-                make(&p->jobs[made % depth], channel, message, live);
-            hand_over(p, made++, c.lane);
-            *moved = true;
-        }
+        below = __ballot_sync(ALL_LANES, gets);
+        if (gets && which + 1 == in_a_row(below))
+            *own = at;
+        __syncwarp(); /* before somebody else looks after the unit */
+        made += static_cast<uint32_t>(__popc(below));
+        turn = turn + 1 == ranks() ? 0 : turn + 1;
+        *moved = *moved || below;
         return true;
     }
 
@@ -565,9 +613,10 @@ template <class Call, class Role> struct exchange_control {
         uint32_t channels = (c.shape().channels - c.cta + c.ctas - 1) / c.ctas;
 
         begin();
-        while (empty < channels || published < made) {
-            bool moved = publish();
+        while (empty < channels) {
+            bool moved = false;
 
+            wait_for_room(p, made);
             empty = visit(channel, &moved) ? 0 : empty + 1;
             channel += c.ctas;
             if (channel >= c.shape().channels)
@@ -582,39 +631,83 @@ template <class Call, class Role> struct exchange_control {
 };
 
 template <class Role, class Call>
-__device__ __forceinline__ void control_exchange(const Call &c, exchange_pipeline *p,
-                                                 exchange_cursor *cursors)
+__device__ __forceinline__ void look_for_messages(const Call &c, exchange_pipeline *p,
+                                                  exchange_cursor *cursors)
+{
+    exchange_looking_warp<Call, Role> warp(c, p, cursors);
+    bool whole = warp.run();
+
+    hand_over_end(p, warp.made, whole);
+    if (whole)
+        warp.end();
+}
+
+/* ---- the words that are published ---- */
+
+template <class Call> struct exchange_words {
+    const Call &c;
+    exchange_traffic t;
+
+    __device__ __forceinline__ void send(const exchange_job &j)
+    {
+        uint32_t last = (j.packs - 1) / granule_packs;
+        uint32_t missing = (last + 1) * LK_GRANULE - j.memory.bytes;
+        uint32_t live = __popc(j.wrote) * LK_GRANULE - (j.wrote >> last & 1 ? missing : 0);
+
+        store_word(c.segment_of(j.peer) +
+                       lk_words_offset(&c.shape(), LK_EXCHANGE, c.rank(), j.channel) + 8 * j.index,
+                   lk_slot_word(j.message, j.wrote));
+        t.sent += live + 8;
+        t.elided += j.memory.bytes - live;
+    }
+    __device__ __forceinline__ void take(const exchange_job &j)
+    {
+        store_word(c.segment_of(j.peer) +
+                       lk_credit_offset(&c.shape(), LK_EXCHANGE, c.rank(), j.channel),
+                   j.message);
+        t.sent += 8;
+    }
+    template <uint32_t Role> __device__ __forceinline__ uint32_t lanes() const
+    {
+        return 1;
+    }
+    template <uint32_t Role>
+    __device__ __forceinline__ void publish(const exchange_job &j, uint32_t)
+    {
+        if (Role == EXCHANGE_SEND)
+            send(j);
+        else
+            take(j);
+    }
+};
+
+template <class Call>
+__device__ __forceinline__ void publish_messages(const Call &c, exchange_pipeline *pipelines)
 {
     lk_ring_counts *counts = &reinterpret_cast<lk_ring_state *>(c.state)->counts;
-    exchange_control<Call, Role> control(c, p, cursors);
+    exchange_words<Call> words = {
+        c,
+        {0, 0}
+    };
+    publishing_warp<EXCHANGE_ROLES, exchange_pipeline, exchange_words<Call>> warp(&words,
+                                                                                  pipelines);
 
-    control.run();
-    if (control.published < control.made) /* cut short; the data warps still do what they have */
-        for (uint32_t i = control.published; i < control.made; i++)
-            barrier_wait(&p->done[i % depth], i / depth % 2);
-    if (c.lane == 0)
-        p->jobs[control.made % depth].packs = 0;
-    hand_over(p, control.made, c.lane);
-    if (c.lane == 0) {
-        atomicAdd(reinterpret_cast<unsigned long long *>(&counts->bytes_sent), control.t.sent);
-        atomicAdd(reinterpret_cast<unsigned long long *>(&counts->bytes_elided), control.t.elided);
-        atomicAdd(reinterpret_cast<unsigned long long *>(&counts->exchange_sent), control.t.sent);
-        atomicAdd(reinterpret_cast<unsigned long long *>(&counts->exchange_elided),
-                  control.t.elided);
+    warp.run();
+    if (words.t.sent) {
+        atomicAdd(reinterpret_cast<unsigned long long *>(&counts->bytes_sent), words.t.sent);
+        atomicAdd(reinterpret_cast<unsigned long long *>(&counts->exchange_sent), words.t.sent);
+    }
+    if (words.t.elided) {
+        atomicAdd(reinterpret_cast<unsigned long long *>(&counts->bytes_elided), words.t.elided);
+        atomicAdd(reinterpret_cast<unsigned long long *>(&counts->exchange_elided), words.t.elided);
     }
 }
 
 template <class R> __device__ __forceinline__ void init_exchange(exchange_pipeline *pipelines)
 {
-    const uint32_t warps[EXCHANGE_ROLES] = { R::send, R::take };
-
     if (threadIdx.x == 0) {
-        for (uint32_t role = 0; role < EXCHANGE_ROLES; role++) {
-            for (uint32_t i = 0; i < depth; i++) {
-                barrier_init(&pipelines[role].full[i], 1);
-                barrier_init(&pipelines[role].done[i], warps[role]);
-            }
-        }
+        init_pipeline(&pipelines[EXCHANGE_SEND], R::send);
+        init_pipeline(&pipelines[EXCHANGE_TAKE], R::take);
     }
     __syncthreads();
 }
@@ -631,22 +724,30 @@ __device__ __forceinline__ void run_exchange_cta(const Args &args, exchange_pipe
 
     init_exchange<R>(pipelines);
     if (warp == EXCHANGE_SEND) {
-        control_exchange<exchange_send_role<call_type>>(c, &pipelines[EXCHANGE_SEND], cursors);
-    } else if (warp == EXCHANGE_TAKE) {
-        control_exchange<exchange_take_role<call_type>>(
+        look_for_messages<exchange_send_role<call_type>>(c, &pipelines[EXCHANGE_SEND], cursors);
+        return;
+    }
+    if (warp == EXCHANGE_TAKE) {
+        look_for_messages<exchange_take_role<call_type>>(
             c, &pipelines[EXCHANGE_TAKE],
             cursors + exchange_cursors(&c.shape(), ctas) / EXCHANGE_ROLES);
-    } else if (warp < EXCHANGE_ROLES + R::send) {
+        return;
+    }
+    if (warp < exchange_controls) {
+        publish_messages(c, pipelines);
+        return;
+    }
+    warp -= exchange_controls;
+    if (warp < R::send) {
         exchange_send_work<Args> work = { args, lane };
 
-        move_jobs(&work, &pipelines[EXCHANGE_SEND], warp - EXCHANGE_ROLES, R::send, exchange_span);
-    } else if (warp < EXCHANGE_ROLES + R::send + R::take) {
+        move_jobs(&work, &pipelines[EXCHANGE_SEND], warp, R::send, exchange_span);
+    } else if (warp < R::send + R::take) {
         exchange_take_work work = { lane };
 
-        move_jobs(&work, &pipelines[EXCHANGE_TAKE], warp - EXCHANGE_ROLES - R::send, R::take,
-                  exchange_span);
+        move_jobs(&work, &pipelines[EXCHANGE_TAKE], warp - R::send, R::take, exchange_span);
     } else {
-        copy_own(c, warp - EXCHANGE_ROLES - R::send - R::take, R::copy);
+        copy_own(c, warp - R::send - R::take, R::copy);
     }
 }
 

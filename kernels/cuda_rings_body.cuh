@@ -535,17 +535,11 @@ __device__ __forceinline__ void run_data_warp(const Args &args, pipeline *pipeli
 
 template <class R> __device__ __forceinline__ void init_pipelines(pipeline *pipelines)
 {
-    const uint32_t warps[ROLES] = { R::send, R::reduce, R::take };
-
-    if (threadIdx.x == 0) {
-        for (uint32_t role = 0; role < ROLES; role++) {
-            for (uint32_t i = 0; i < depth; i++) {
-                barrier_init(&pipelines[role].full[i], 1);
-                barrier_init(&pipelines[role].done[i], warps[role]);
-                barrier_init(&pipelines[role].free[i], 1);
-            }
-        }
-    }
+    if (threadIdx.x)
+        return;
+    init_pipeline(&pipelines[ROLE_SEND], R::send);
+    init_pipeline(&pipelines[ROLE_REDUCE], R::reduce);
+    init_pipeline(&pipelines[ROLE_TAKE], R::take);
 }
 
 /* A control warp. */

@@ -513,11 +513,6 @@ template <class Call> struct reduce_role {
     }
 };
 
-static __device__ __forceinline__ uint32_t leading_ones(uint32_t bits)
-{
-    return bits == ALL_LANES ? 32 : static_cast<uint32_t>(__ffs(static_cast<int>(~bits))) - 1;
-}
-
 /* ---- a warp that looks ---- */
 
 template <class Call, class Role> struct looking_warp {
@@ -534,21 +529,11 @@ template <class Call, class Role> struct looking_warp {
           most(32 / r.lanes() < depth ? 32 / r.lanes() : depth)
     {
     }
-    __device__ __forceinline__ bool has_room(uint32_t number) const
-    {
-        return number < depth || barrier_ended(&p->free[number % depth], (number / depth - 1) % 2);
-    }
-    /* For room for one job. What has been handed over waits for nobody. */
-    __device__ __forceinline__ void wait_for_room() const
-    {
-        if (made >= depth)
-            barrier_wait(&p->free[made % depth], (made / depth - 1) % 2);
-    }
     /* Places from `head` on become a job each, up to the first that is not ready. True if any was. */
     __device__ __forceinline__ bool look()
     {
         uint32_t number = made + which, found;
-        bool has = which < most && has_room(number), ready = false;
+        bool has = which < most && has_room(p, number), ready = false;
         place at = head;
         uint64_t word = 0;
 
@@ -589,24 +574,13 @@ template <class Call, class Role> struct looking_warp {
         uint32_t tries = 0;
 
         while (!role.end(head)) {
-            wait_for_room();
+            wait_for_room(p, made);
             tries = look() ? 0 : tries + 1;
             if (tries % tries_per_abort_check == tries_per_abort_check - 1 && c.aborted())
                 return false;
             back_off(tries);
         }
         return true;
-    }
-    __device__ __forceinline__ void end(bool whole)
-    {
-        job *j = &p->jobs[made % depth];
-
-        wait_for_room();
-        if (c.lane == 0) {
-            j->packs = 0;
-            j->wrote = !whole;
-        }
-        hand_over(p, made, c.lane);
     }
 };
 
@@ -616,7 +590,7 @@ __device__ __forceinline__ void look_for_jobs(const Call &c, const Role &role, p
     looking_warp<Call, Role> warp(c, role, p);
     bool whole = warp.look_for_all();
 
-    warp.end(whole);
+    hand_over_end(p, warp.made, whole);
     if (!whole)
         return;
     for (uint32_t unit = c.lane; unit < c.units(); unit += 32)
@@ -624,35 +598,12 @@ __device__ __forceinline__ void look_for_jobs(const Call &c, const Role &role, p
     role.report();
 }
 
-/* ---- the warp that publishes ---- */
+/* ---- the words that are published ---- */
 
-template <class Call> struct publishing_warp {
+template <class Call> struct ring_words {
     const Call &c;
-    pipeline *pipelines;
-    uint32_t published[ROLES]; /* jobs */
-    bool over[ROLES];
-    bool cut;
     traffic t;
 
-    __device__ __forceinline__ publishing_warp(const Call &call, pipeline *all)
-        : c(call), pipelines(all), published{ 0, 0, 0 }, over{ false, false, !call.gathers },
-          cut(false), t{ 0, 0 }
-    {
-    }
-    /* Lane role * depth + i: the role's i-th job from `published` on is done. The one `depth` before it is published. */
-    __device__ __forceinline__ uint32_t done() const
-    {
-        uint32_t role = c.lane / depth;
-        uint32_t next = role == ROLE_SEND     ? published[ROLE_SEND]
-                        : role == ROLE_REDUCE ? published[ROLE_REDUCE]
-                                              : published[ROLE_TAKE];
-        uint32_t number = next + c.lane % depth;
-        bool ended = false;
-
-        if (role < ROLES)
-            ended = barrier_ended(&pipelines[role].done[number % depth], number / depth % 2);
-        return __ballot_sync(ALL_LANES, ended);
-    }
     __device__ __forceinline__ void send(const job &j)
     {
         c.publish(LK_SCATTER, c.peer(j.at.step), j.at.channel, j.out, j.wrote);
@@ -672,75 +623,39 @@ template <class Call> struct publishing_warp {
         c.give_credit(LK_SCATTER, peer, j.at.channel, j.in[peer]);
         t.sent += 8;
     }
-    /* Lane i * lanes + k: what concerns the k-th peer of the i-th job. */
-    template <role_number Role> __device__ __forceinline__ void publish_one(const job &j)
+    template <uint32_t Role> __device__ __forceinline__ uint32_t lanes() const
+    {
+        return Role == ROLE_REDUCE ? c.peers : 1;
+    }
+    template <uint32_t Role> __device__ __forceinline__ void publish(const job &j, uint32_t i)
     {
         if (Role == ROLE_SEND)
             send(j);
         else if (Role == ROLE_TAKE)
             take(j);
         else
-            reduce(j, c.source(c.lane % c.peers));
-    }
-    template <role_number Role> __device__ __forceinline__ void publish(uint32_t done)
-    {
-        uint32_t n = leading_ones(done >> Role * depth | ~((1U << depth) - 1));
-        uint32_t lanes = Role == ROLE_REDUCE ? c.peers : 1;
-        uint32_t which = c.lane / lanes, most = 32 / lanes;
-        pipeline *p = &pipelines[Role];
-
-        n = n < depth ? n : depth;
-        for (uint32_t begin = 0; begin < n && !over[Role]; begin += most) {
-            uint32_t number = published[Role] + begin + which;
-            const job &j = p->jobs[number % depth];
-            bool has = which < most && begin + which < n, end = has && !j.packs;
-
-            if (has && !end)
-                publish_one<Role>(j);
-            cut = cut || __any_sync(ALL_LANES, end && j.wrote);
-            over[Role] = __any_sync(ALL_LANES, end);
-            __syncwarp(); /* all have read what may be written again */
-            if (has && !end && c.lane % lanes == 0)
-                barrier_arrive(&p->free[number % depth]);
-        }
-        published[Role] += n;
-    }
-    __device__ __forceinline__ void publish_all()
-    {
-        const uint32_t first = 1U | 1U << depth | 1U << 2 * depth;
-
-        while (!over[ROLE_SEND] || !over[ROLE_REDUCE] || !over[ROLE_TAKE]) {
-            uint32_t jobs = done();
-
-            if (!(jobs & first)) {
-                rest();
-                continue;
-            }
-            fence_system();
-            publish<ROLE_SEND>(jobs);
-            publish<ROLE_REDUCE>(jobs);
-            publish<ROLE_TAKE>(jobs);
-        }
-    }
-    __device__ __forceinline__ void count() const
-    {
-        lk_ring_counts *counts = &reinterpret_cast<lk_ring_state *>(c.state)->counts;
-
-        if (t.sent)
-            atomicAdd(reinterpret_cast<unsigned long long *>(&counts->bytes_sent), t.sent);
-        if (t.elided)
-            atomicAdd(reinterpret_cast<unsigned long long *>(&counts->bytes_elided), t.elided);
+            reduce(j, c.source(i));
     }
 };
 
 template <class Call>
 __device__ __forceinline__ void publish_jobs(const Call &c, pipeline *pipelines)
 {
-    publishing_warp<Call> warp(c, pipelines);
+    lk_ring_counts *counts = &reinterpret_cast<lk_ring_state *>(c.state)->counts;
+    ring_words<Call> words = {
+        c,
+        {0, 0}
+    };
+    publishing_warp<ROLES, pipeline, ring_words<Call>> warp(&words, pipelines);
 
-    warp.publish_all();
-    if (!warp.cut)
-        warp.count();
+    warp.over[ROLE_TAKE] = !c.gathers;
+    warp.run();
+    if (warp.cut)
+        return;
+    if (words.t.sent)
+        atomicAdd(reinterpret_cast<unsigned long long *>(&counts->bytes_sent), words.t.sent);
+    if (words.t.elided)
+        atomicAdd(reinterpret_cast<unsigned long long *>(&counts->bytes_elided), words.t.elided);
 }
 
 } // namespace lk_rings_device

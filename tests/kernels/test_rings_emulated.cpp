@@ -176,7 +176,7 @@ struct many_roles : warp_roles<2, 5, 3> {
 constexpr uint32_t shapes = 3;
 constexpr uint32_t threads_of[shapes] = { small_roles::threads, ahead_roles::threads,
                                           many_roles::threads };
-using exchange_roles = exchange_warps<2, 1, 1>;
+using exchange_roles = exchange_warps<2, 3, 1>;
 constexpr uint32_t line_threads = 64;
 
 struct together {
