@@ -6,7 +6,8 @@ nodp (no communication), plain, loongcomm (preloaded, bf16 on the wire) and hook
 usage: perf/ddp.py [--ranks N] [--rounds N] [--steps N] [--layers N] [--variants LIST] [--library FILE] [--json FILE]
 
 Every variant is a resident set of processes; the sets take turns, so that drift of the machine meets all alike. Ranks
-share a GPU where there are too few (run it under tests/gpu/mps.sh then) and are hosts of their own for NCCL."""
+share a GPU where there are too few (run it under tests/gpu/mps.sh then) and are hosts of their own for NCCL. Variables
+LOONGCOMM_... are for the variant loongcomm alone."""
 import argparse
 import json
 import os
@@ -119,6 +120,7 @@ def start(variant, options, shared):
         if shared:
             env["NCCL_HOSTID"] = "host%d" % rank
         if variant == "loongcomm":
+            env.update((k, v) for k, v in os.environ.items() if k.startswith("LOONGCOMM_"))
             env.update(LD_PRELOAD=options.library, LOONGCOMM_ALLREDUCE_WIRE="bf16",
                        LOONGCOMM_REPORT="text" if rank == 0 else "off")
         running.append(subprocess.Popen([sys.executable, os.path.abspath(__file__), "--worker", variant, "--layers",

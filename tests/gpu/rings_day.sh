@@ -93,5 +93,4 @@ for v in 1 2 3 4; do
 done
 row "memcheck" 90 sanitizer.log bash -c 'sanitize "$@"' - --tool memcheck --error-exitcode 9 "$together" 9
 row "4 ranks" 40 bench.log "${bench[@]}" --ranks 4 --ctas 16,32 --cases 0,1,2,5,7
-row "racecheck" 90 sanitizer.log bash -c 'sanitize "$@"' - --tool racecheck --error-exitcode 9 "$together" 3
 finish
