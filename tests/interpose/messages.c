@@ -189,6 +189,62 @@ static int calls_that_never_took_place_do_not_count(int rank, int n, void *arg)
     return 0;
 }
 
+static void pair_in_group(const struct job *job, size_t at, cudaStream_t stream)
+{
+    int peer = 1 - job->rank;
+
+    NCCL(ncclGroupStart());
+    for (size_t i = 0; i < 2; i++) { /* one through rings, one that is too small */
+        size_t bytes = i ? 40 : 9000;
+
+        NCCL(ncclSend(job->send + at + i * 10000, bytes, ncclInt8, peer, job->comm, stream));
+        NCCL(ncclRecv(job->recv + at + i * 10000, bytes, ncclInt8, peer, job->comm, stream));
+    }
+    NCCL(ncclGroupEnd());
+}
+
+/* While both are made, and what is not captured runs in between. */
+static int two_graphs_may_be_made_at_once(int rank, int n, void *arg)
+{
+    struct job job = set_up(rank, n);
+    cudaStream_t stream[2] = { stream_up(), stream_up() };
+    cudaGraphExec_t exec[2];
+    cudaGraph_t graph;
+
+    until_agreed(&job);
+    for (int i = 0; i < 2; i++)
+        CUDA(cudaStreamBeginCapture(stream[i], cudaStreamCaptureModeRelaxed));
+    for (size_t i = 0; i < 4; i++)
+        pair_in_group(&job, i * 20000, stream[i % 2]);
+    pair_in_group(&job, 80000, job.stream);
+    for (int i = 0; i < 2; i++) {
+        CUDA(cudaStreamEndCapture(stream[i], &graph));
+        CUDA(cudaGraphInstantiate(&exec[i], graph, 0));
+        CUDA(cudaGraphDestroy(graph));
+    }
+    settle(&job);
+    for (unsigned turn = 0; turn < 3; turn++) {
+        content_fill(job.send, 100000, turn * 2 + (unsigned)rank);
+        memset(job.recv, 0xa5, 100000);
+        for (int i = 0; i < 2; i++)
+            CUDA(cudaGraphLaunch(exec[i], job.stream));
+        pair_in_group(&job, 80000, job.stream);
+        settle(&job);
+        content_fill(job.send, 100000, turn * 2 + 1 - (unsigned)rank); /* as the peer sent */
+        for (size_t i = 0; i < 5; i++) {
+            CHECK(memcmp(job.recv + i * 20000, job.send + i * 20000, 9000) == 0);
+            CHECK(memcmp(job.recv + i * 20000 + 10000, job.send + i * 20000 + 10000, 40) == 0);
+        }
+        meeting_wait(meeting, n); /* who still sends does not send what is filled in next */
+    }
+    for (int i = 0; i < 2; i++) {
+        CUDA(cudaGraphExecDestroy(exec[i]));
+        CUDA(cudaStreamDestroy(stream[i]));
+    }
+    end(&job);
+    return 0;
+}
+
 /* Fewer sends to oneself than receives. */
 static int unequal_messages_to_oneself_are_refused(int rank, int n, void *arg)
 {
@@ -294,6 +350,7 @@ static const struct {
     { 2, a_group_may_have_very_many_messages,      "a_group_may_have_very_many_messages",      false},
     { 2, calls_that_never_took_place_do_not_count, "calls_that_never_took_place_do_not_count",
      false                                                                                          },
+    { 2, two_graphs_may_be_made_at_once,           "two_graphs_may_be_made_at_once",           false},
     { 3, unequal_messages_to_oneself_are_refused,  "unequal_messages_to_oneself_are_refused",
      false                                                                                          },
     { 3, blocking_launches_leave_messages_to_nccl, "blocking_launches_leave_messages_to_nccl",

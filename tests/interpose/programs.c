@@ -29,7 +29,7 @@ struct message {
 enum step_kind {
     GROUP,  /* whoever has a message makes one group */
     SINGLE, /* one after another */
-    HUB,    /* the first message's sender groups, the others send, then receive */
+    HUB,    /* the first message's sender groups, the others send and receive one by one */
     SUM,
     ALL_TO_ALL,
     MIXED, /* a group of all ranks with a sum, an all-to-all and messages on both communicators */
@@ -324,8 +324,13 @@ static void run_hub(struct job *job, const struct program *p, const struct step 
     }
     for (int i = s->first; i < s->first + s->n; i += 2) {
         if (p->messages[i].dst == job->rank) {
+            bool late = draw(&job->random, 2);
+
+            if (late)
+                issue(job, &p->messages[i], false, any_stream(job));
             issue(job, &p->messages[i + 1], true, any_stream(job));
-            issue(job, &p->messages[i], false, any_stream(job));
+            if (!late)
+                issue(job, &p->messages[i], false, any_stream(job));
         }
     }
 }
