@@ -88,8 +88,9 @@ static void all_pairs(const struct job *job, size_t bytes, unsigned salt)
 
 static bool all_pairs_agreed(int n)
 {
-    return said_count("messages to rank") == n * (n - 1) &&
-           said_count("messages from rank") == n * (n - 1);
+    return said_count("messages to rank") >=
+               n * (n - 1) && /* more: it was said in a simulation, too */
+           said_count("messages from rank") >= n * (n - 1);
 }
 
 static void until_agreed(const struct job *job)
@@ -165,6 +166,15 @@ static int calls_that_never_took_place_do_not_count(int rank, int n, void *arg)
     struct job job = set_up(rank, n);
 
     all_pairs(&job, 3000, 1);
+    for (int i = 0; i < 3; i++) { /* of nothing */
+        NCCL(ncclGroupStart());
+        send_to(&job, 1 - rank, 0, 0);
+        send_to(&job, 1 - rank, 0, 0);
+        recv_from(&job, 1 - rank, 0, 0);
+        recv_from(&job, 1 - rank, 0, 0);
+        NCCL(ncclGroupEnd());
+        settle(&job);
+    }
     if (rank == 0) {
         NCCL(ncclGroupStart());
         for (int i = 0; i < 5; i++)
@@ -185,6 +195,36 @@ static int calls_that_never_took_place_do_not_count(int rank, int n, void *arg)
     }
     for (unsigned call = 0; call < 20; call++)
         all_pairs(&job, call % 2 ? 3000 : 100, 100 + call);
+    end(&job);
+    return 0;
+}
+
+/* Of the hub's group one message goes through rings and one does not; the spoke calls them one after the other, in either
+ * order. Neither part of the group may wait for the other one. */
+static int parts_of_a_group_do_not_wait_for_each_other(int rank, int n, void *arg)
+{
+    struct job job = set_up(rank, n);
+
+    until_agreed(&job);
+    for (unsigned turn = 0; turn < 40; turn++) {
+        size_t to_hub = turn % 2 ? 9000 : 40, from_hub = turn % 2 ? 40 : 9000;
+
+        content_fill(job.send, 9000, turn);
+        if (rank == 0) {
+            NCCL(ncclGroupStart());
+            send_to(&job, 1, 0, from_hub);
+            recv_from(&job, 1, 0, to_hub);
+            NCCL(ncclGroupEnd());
+        } else if (turn / 2 % 2) {
+            recv_from(&job, 0, 0, from_hub);
+            send_to(&job, 0, 0, to_hub);
+        } else {
+            send_to(&job, 0, 0, to_hub);
+            recv_from(&job, 0, 0, from_hub);
+        }
+        settle(&job);
+        CHECK(content_is(job.recv, rank ? from_hub : to_hub, turn));
+    }
     end(&job);
     return 0;
 }
@@ -346,17 +386,19 @@ static const struct {
     const char *name;
     bool loses_one;
 } tests[] = {
-    {2,  sums_and_messages_may_cross,              "sums_and_messages_may_cross",              false},
-    { 2, a_group_may_have_very_many_messages,      "a_group_may_have_very_many_messages",      false},
-    { 2, calls_that_never_took_place_do_not_count, "calls_that_never_took_place_do_not_count",
-     false                                                                                          },
-    { 2, two_graphs_may_be_made_at_once,           "two_graphs_may_be_made_at_once",           false},
-    { 3, unequal_messages_to_oneself_are_refused,  "unequal_messages_to_oneself_are_refused",
-     false                                                                                          },
-    { 3, blocking_launches_leave_messages_to_nccl, "blocking_launches_leave_messages_to_nccl",
-     false                                                                                          },
-    { 2, an_abort_ends_what_nobody_receives,       "an_abort_ends_what_nobody_receives",       false},
-    { 2, a_lost_rank_is_an_error,                  "a_lost_rank_is_an_error",                  true },
+    {2,  sums_and_messages_may_cross,                 "sums_and_messages_may_cross",                 false},
+    { 2, a_group_may_have_very_many_messages,         "a_group_may_have_very_many_messages",         false},
+    { 2, calls_that_never_took_place_do_not_count,    "calls_that_never_took_place_do_not_count",
+     false                                                                                                },
+    { 2, parts_of_a_group_do_not_wait_for_each_other, "parts_of_a_group_do_not_wait_for_each_other",
+     false                                                                                                },
+    { 2, two_graphs_may_be_made_at_once,              "two_graphs_may_be_made_at_once",              false},
+    { 3, unequal_messages_to_oneself_are_refused,     "unequal_messages_to_oneself_are_refused",
+     false                                                                                                },
+    { 3, blocking_launches_leave_messages_to_nccl,    "blocking_launches_leave_messages_to_nccl",
+     false                                                                                                },
+    { 2, an_abort_ends_what_nobody_receives,          "an_abort_ends_what_nobody_receives",          false},
+    { 2, a_lost_rank_is_an_error,                     "a_lost_rank_is_an_error",                     true },
 };
 
 static int run(size_t i)
