@@ -292,6 +292,11 @@ static void warn_full(void)
                  LC_COMM_MAX);
 }
 
+static void warn_stuck(void)
+{
+    lc_warn_once("the table of communicators is stuck: the report may mix two of them");
+}
+
 /* Puts an entry with `refs` references in. An entry that is there already is kept, or replaced: *old then
  * holds it, with the reference that the table had. Returns the entry that now stands for the handle. */
 static struct lc_comm *put_in(uintptr_t key, const struct lc_comm_facts *facts,
@@ -303,12 +308,14 @@ static struct lc_comm *put_in(uintptr_t key, const struct lc_comm_facts *facts,
     struct slot *slot;
 
     *old = NULL;
-    if (comm)
-        prepare(comm, key, facts, agree);
-    if (!comm || !change_begin()) {
+    if (!comm) {
         warn_full();
-        if (comm)
-            give_entry(comm);
+        return NULL;
+    }
+    prepare(comm, key, facts, agree);
+    if (!change_begin()) {
+        warn_stuck();
+        give_entry(comm);
         return NULL;
     }
     slot = slot_of(key, true);
@@ -356,7 +363,7 @@ void lc_comm_remove(ncclComm_t handle)
     if ((uintptr_t)handle <= USED_ONCE)
         return;
     if (!change_begin()) {
-        lc_warn_once("the table of communicators is stuck: the report may mix two of them");
+        warn_stuck();
         return;
     }
     slot = slot_of((uintptr_t)handle, false);
