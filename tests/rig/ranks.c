@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #define GRACE_MS 1000
-#define LEAST_S  200
+#define LEAST_S  300
 #define NAP_US   2000
 
 struct rank {

@@ -9,7 +9,7 @@ typedef int lc_rank_main(int rank, int n, void *arg);
 /* Forks n processes (the caller must not have used the CUDA runtime or NCCL: both refuse a fork's child); each
  * returns from rank_main or ends in another way, and its exit status is that value. LCRIG_RANK, RANK and WORLD_SIZE
  * are set for it. When one fails, the others get a second to end by themselves; after that, or when timeout_s is over
- * (200 at the least), they are killed. Returns 0 if all returned 0, LC_SKIP (77) if one returned that and the others
+ * (300 at the least), they are killed. Returns 0 if all returned 0, LC_SKIP (77) if one returned that and the others
  * that or 0, else the number of ranks that failed, each named on standard error. */
 int lc_ranks_run(int n, lc_rank_main *rank_main, void *arg, int timeout_s);
 
