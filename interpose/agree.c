@@ -264,6 +264,9 @@ ncclResult_t lc_agree_next(struct lc_agree *agree, bool ready, bool *committed)
         agree->from = lc_next_epoch(before);
         agree->voted = lc_room_vote(agree->room, agree->from) == 0;
         agree->withheld = !agree->voted;
+        if (agree->voted)
+            lc_info("rank %d of %d: voted at collective %llu", agree->rank, agree->ranks,
+                    (unsigned long long)agree->count);
     }
     if (agree->voted && !agree->committed && epoch && agree->count >= agree->from)
         result = decide(agree);

@@ -309,25 +309,42 @@ static const char *said(void)
     return text;
 }
 
-/* Before they have committed, ranks have no errors of ours (of NCCL's, once the rank that fails has aborted). A communicator on which they fail has shown results that
- * are ours, or the log tells that it has committed: parent and child do so in this order. */
-static bool is_ours(int rank)
+static int lines_with(const char *what)
 {
-    int which = shared->error_comm[rank], committed = 0;
+    int lines = 0;
+
+    for (const char *at = said(); (at = strstr(at, what)); at++)
+        lines++;
+    return lines;
+}
+
+/* A communicator on which ranks fail has shown results that are ours, or the log tells that it has committed: parent and
+ * child do so in this order. */
+static bool has_committed(int rank)
+{
+    int which = shared->error_comm[rank];
     bool rounded = false;
 
-    for (const char *at = said(); (at = strstr(at, "committed at")); at++)
-        committed++;
     for (int r = 0; r < plan.ranks; r++)
         rounded = rounded || shared->rounded[r][which];
-    return rounded || committed > which * plan.ranks;
+    return rounded || lines_with("committed at") > which * plan.ranks;
+}
+
+/* Before they have voted, ranks have no errors of ours (of NCCL's, once the rank that fails has aborted). From then on the
+ * others may commit, and a rank that could not hear of it has one. */
+static bool may_fail(int rank)
+{
+    char voted[64];
+
+    (void)snprintf(voted, sizeof(voted), "rank %d of %d: voted at", rank, plan.ranks);
+    return has_committed(rank) || lines_with(voted) > shared->error_comm[rank];
 }
 
 static const char *judge_errors(struct outcome *sum)
 {
     int errors;
     int64_t ns = spread_ns(&errors);
-    bool rounded = shared->rounded[0][0] && shared->rounded[0][1];
+    bool rounded = shared->rounded[0][0] && shared->rounded[0][1], committed = false;
 
     sum->errors += errors > 0;
     sum->ours += !errors && rounded;
@@ -339,9 +356,12 @@ static const char *judge_errors(struct outcome *sum)
             return "a rank has neither an error nor results";
         if (shared->error[r] && r != plan.victim && shared->error[r] != ncclRemoteError)
             return "a peer's error is not ncclRemoteError";
-        if (shared->error[r] && (r == plan.victim || !shared->error[plan.victim]) && !is_ours(r))
+        if (shared->error[r] && (r == plan.victim || !shared->error[plan.victim]) && !may_fail(r))
             return "an error before anything was agreed on";
+        committed |= shared->error[r] && has_committed(r);
     }
+    if (!committed)
+        return NULL; /* peers wait in NCCL, which tells them when the rank that has failed aborts */
     if (ns / 1000000 > sum->worst_ms)
         sum->worst_ms = (int)(ns / 1000000);
     return ns > ERROR_MS * INT64_C(1000000) ? "a peer learnt of it too late" : NULL;
