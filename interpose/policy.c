@@ -104,9 +104,8 @@ static bool takes_exchange(enum lc_op_kind kind, const struct lc_situation *now,
         return false;
     if (config->peer == LC_PEER_FORCE)
         return true;
-    if (config->peer != LC_PEER_AUTO)
-        return false;
-    return now->profile ? rule_for(kind, now, false, bytes) != NULL : kind == LC_OP_ALL_TO_ALL;
+    return config->peer == LC_PEER_AUTO && now->profile &&
+           rule_for(kind, now, false, bytes) != NULL;
 }
 
 bool lc_policy_takes_message(const struct lc_situation *now, uint64_t bytes,

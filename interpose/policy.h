@@ -47,15 +47,9 @@ static inline bool lc_policy_reduces_in_rings(const struct lc_config *config,
     return profile ? profile->n_rings > 0 : config->allreduce_wire != LC_WIRE_DATA;
 }
 
-/* Some all-to-all may, or some send or receive. Without a measurement only all-to-alls are known to have zeros in them,
- * where they pad. */
+/* Some all-to-all, send or receive may. Without a measurement of the machine none is known to win. */
 static inline bool lc_policy_exchanges(const struct lc_config *config,
                                        const struct lc_profile *profile)
-{
-    return config->peer == LC_PEER_FORCE ||
-           (config->peer == LC_PEER_AUTO && (!profile || profile->n_rings > 0));
-}
-static inline bool lc_policy_sends(const struct lc_config *config, const struct lc_profile *profile)
 {
     return config->peer == LC_PEER_FORCE ||
            (config->peer == LC_PEER_AUTO && profile && profile->n_rings > 0);

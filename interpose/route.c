@@ -278,8 +278,9 @@ static void route_message(struct lc_op *op)
 
     if (op->peer == comm->facts.rank && lc_thread.depth == 0)
         return; /* NCCL says what that is */
-    if (!lc_policy_sends(config, now.profile) || now.ranks > (int)LK_RANKS_MAX || op->peer < 0 ||
-        op->peer >= now.ranks || !size || __builtin_mul_overflow(op->count, size, &bytes))
+    if (!lc_policy_exchanges(config, now.profile) || now.ranks > (int)LK_RANKS_MAX ||
+        op->peer < 0 || op->peer >= now.ranks || !size ||
+        __builtin_mul_overflow(op->count, size, &bytes))
         return;
     result = lc_agree_error(comm->agree);
     if (result == ncclSuccess)
