@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * loongcomm-bench-rings LIBRARY [OPTION VALUE]...
- * All-reduce on peer-mapped rings, the ranks as streams of this process on one device, whose memory stands for the link:
+ * All-reduces and all-to-alls on peer-mapped rings, the ranks as streams of this process on one device, whose memory stands for the link:
  * time by case, shape of the rings, variant of the kernels and number of CTAs, beside what a copy takes in the same run.
  * Results are checked before they are timed. Behind each line of the table the same as one JSON line. The host library
  * runs the same with small sizes, to check the program.
@@ -34,7 +34,7 @@
 
 #define SKIP        77
 #define RANKS_MAX   8
-#define VALUES_MAX  16 /* of an option's list */
+#define VALUES_MAX  32 /* of an option's list */
 #define STUCK_S     30
 #define MAX_SAMPLES 1000
 #define GRAPH_CALLS 20
@@ -53,6 +53,7 @@ struct library {
     __typeof__(lk_segment_free) *segment_free;
     __typeof__(lk_rings_all_reduce) *all_reduce;
     __typeof__(lk_lines_all_reduce) *lines;
+    __typeof__(lk_rings_exchange) *exchange;
     __typeof__(lk_rings_variant) *variant; /* NULL: there is one only */
 };
 
@@ -64,22 +65,29 @@ struct bench_case {
     bool list;
     uint32_t zero_blocks; /* of 16 */
     double bound_us;      /* to be reached with two ranks and 32 CTAs; 0: none */
+    bool exchange;        /* an all-to-all of the bytes, the own part included */
 };
 
 /* clang-format off */
 static const struct bench_case cases[] = {
-    { "fp32 256 MB, bf16 wire", 256U << 20, LK_FP32, LK_BF16, false, false, 0, 430 },
-    { "bf16 128 MB", 128U << 20, LK_BF16, LK_BF16, false, false, 0, 330 },
-    { "fp32 256 MB", 256U << 20, LK_FP32, LK_FP32, false, false, 0, 580 },
-    { "500 tensors 4 KB - 4 MB, bf16 wire", 0, LK_FP32, LK_BF16, false, true, 0, 0 },
-    { "the same bytes in one, bf16 wire", 0, LK_FP32, LK_BF16, false, false, 0, 0 },
-    { "one-shot 8 B", 8, LK_FP32, LK_FP32, true, false, 0, 6 },
-    { "one-shot 4 KB", 4096, LK_FP32, LK_FP32, true, false, 0, 6 },
-    { "one-shot 64 KB", 65536, LK_FP32, LK_FP32, true, false, 0, 6 },
-    { "fp32 16 MB, bf16 wire", 16U << 20, LK_FP32, LK_BF16, false, false, 0, 0 },
-    { "fp32 1 MB, bf16 wire", 1U << 20, LK_FP32, LK_BF16, false, false, 0, 0 },
-    { "fp32 256 MB, bf16 wire, 1/2 zeros", 256U << 20, LK_FP32, LK_BF16, false, false, 8, 0 },
-    { "fp32 256 MB, bf16 wire, 15/16 zeros", 256U << 20, LK_FP32, LK_BF16, false, false, 15, 0 },
+    { "fp32 256 MB, bf16 wire", 256U << 20, LK_FP32, LK_BF16, false, false, 0, 430, false },
+    { "bf16 128 MB", 128U << 20, LK_BF16, LK_BF16, false, false, 0, 330, false },
+    { "fp32 256 MB", 256U << 20, LK_FP32, LK_FP32, false, false, 0, 580, false },
+    { "500 tensors 4 KB - 4 MB, bf16 wire", 0, LK_FP32, LK_BF16, false, true, 0, 0, false },
+    { "the same bytes in one, bf16 wire", 0, LK_FP32, LK_BF16, false, false, 0, 0, false },
+    { "one-shot 8 B", 8, LK_FP32, LK_FP32, true, false, 0, 6, false },
+    { "one-shot 4 KB", 4096, LK_FP32, LK_FP32, true, false, 0, 6, false },
+    { "one-shot 64 KB", 65536, LK_FP32, LK_FP32, true, false, 0, 6, false },
+    { "fp32 16 MB, bf16 wire", 16U << 20, LK_FP32, LK_BF16, false, false, 0, 0, false },
+    { "fp32 1 MB, bf16 wire", 1U << 20, LK_FP32, LK_BF16, false, false, 0, 0, false },
+    { "fp32 256 MB, bf16 wire, 1/2 zeros", 256U << 20, LK_FP32, LK_BF16, false, false, 8, 0, false },
+    { "fp32 256 MB, bf16 wire, 15/16 zeros", 256U << 20, LK_FP32, LK_BF16, false, false, 15, 0, false },
+    { "all-to-all 256 MB", 256U << 20, LK_FP32, LK_FP32, false, false, 0, 0, true },
+    { "all-to-all 256 MB, 10/16 zeros", 256U << 20, LK_FP32, LK_FP32, false, false, 10, 0, true },
+    { "all-to-all 256 MB, 12/16 zeros", 256U << 20, LK_FP32, LK_FP32, false, false, 12, 0, true },
+    { "all-to-all 256 MB, 15/16 zeros", 256U << 20, LK_FP32, LK_FP32, false, false, 15, 0, true },
+    { "all-to-all 16 MB", 16U << 20, LK_FP32, LK_FP32, false, false, 0, 0, true },
+    { "all-to-all 1 MB", 1U << 20, LK_FP32, LK_FP32, false, false, 0, 0, true },
 };
 /* clang-format on */
 
@@ -228,18 +236,43 @@ static void spoil(uint32_t rank, size_t bytes)
         memset(bench.out[rank], 0xa5, bytes);
 }
 
-static bool right(uint32_t rank, const struct bench_case *c, size_t bytes)
+/* Of an all-to-all: what a rank sends to each one, in whole granules. */
+static size_t part_of(const struct row *row)
 {
-    size_t period = PERIOD * size_of(c->type);
-    uint8_t *want = period_of(c, bench.ranks);
+    return row->bytes / bench.ranks / LK_GRANULE * LK_GRANULE;
+}
+
+/* `bytes` from `got` on repeat the first `period` of `want`, of which they begin at byte `begin`. */
+static bool repeats(const uint8_t *got, size_t bytes, const uint8_t *want, size_t period,
+                    size_t begin)
+{
+    while (bytes) {
+        size_t size = period - begin < bytes ? period - begin : bytes;
+
+        if (memcmp(got, want + begin, size) != 0)
+            return false;
+        got += size, bytes -= size, begin = 0;
+    }
+    return true;
+}
+
+/* Everybody's sum, or behind one another what each rank has sent here. */
+static bool right(uint32_t rank, const struct row *row)
+{
+    const struct bench_case *c = row->c;
+    size_t period = PERIOD * size_of(c->type), part = c->exchange ? part_of(row) : row->bytes;
     const uint8_t *got = cuda ? bench.fetched : bench.out[rank];
     bool good = true;
 
     if (cuda)
-        CUDA(cudaMemcpy(bench.fetched, bench.out[rank], bytes, cudaMemcpyDeviceToHost));
-    for (size_t at = 0; good && at < bytes; at += period)
-        good = memcmp(got + at, want, bytes - at < period ? bytes - at : period) == 0;
-    free(want);
+        CUDA(cudaMemcpy(bench.fetched, bench.out[rank], row->bytes, cudaMemcpyDeviceToHost));
+    for (uint32_t src = 0; good && src < (c->exchange ? bench.ranks : 1); src++) {
+        uint8_t *want = period_of(c, c->exchange ? src : bench.ranks);
+
+        good = repeats(got + src * part, part, want, period,
+                       c->exchange ? rank * part % period : 0);
+        free(want);
+    }
     return good;
 }
 
@@ -249,6 +282,19 @@ struct one_call {
     const struct row *row;
     uint32_t rank;
 };
+
+static int exchange_all(const struct one_call *one)
+{
+    struct lk_message sends[RANKS_MAX], recvs[RANKS_MAX];
+    size_t part = part_of(one->row);
+
+    for (uint32_t r = 0; r < bench.ranks; r++) {
+        sends[r] = (struct lk_message){ bench.in[one->rank] + r * part, part, r, 1 };
+        recvs[r] = (struct lk_message){ bench.out[one->rank] + r * part, part, r, 0 };
+    }
+    return lib.exchange(&bench.rings[one->rank], sends, bench.ranks, recvs, bench.ranks, NULL,
+                        one->row->ctas, bench.streams[one->rank]);
+}
 
 static void *call_rank(void *arg)
 {
@@ -262,8 +308,9 @@ static void *call_rank(void *arg)
     void *stream = bench.streams[one->rank];
     size_t n = c->list ? LIST : 1;
 
-    must(c->lines ? lib.lines(rings, &how, list, n, one->row->ctas, stream)
-                  : lib.all_reduce(rings, &how, list, n, one->row->ctas, stream),
+    must(c->exchange ? exchange_all(one)
+         : c->lines  ? lib.lines(rings, &how, list, n, one->row->ctas, stream)
+                     : lib.all_reduce(rings, &how, list, n, one->row->ctas, stream),
          c->what);
     return NULL;
 }
@@ -360,14 +407,15 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Each rank reads and writes all its data once; each leg writes and reads what is not its own and not zero. */
+/* Each rank reads and writes all its data once; each leg, of which an all-to-all has one, writes and reads what is not its
+ * own and not zero. */
 static double traffic(const struct row *row)
 {
     double ranks = bench.ranks, data = (double)size_of(row->c->type);
     double wire = (double)size_of(row->c->wire) * (16 - row->c->zero_blocks) / 16;
-    double elements = (double)row->bytes / data;
+    double elements = (double)row->bytes / data, legs = row->c->exchange ? 1 : 2;
 
-    return ranks * elements * (2 * data + 4 * wire * (ranks - 1) / ranks);
+    return ranks * elements * (2 * data + legs * 2 * wire * (ranks - 1) / ranks);
 }
 
 static void take_samples(struct row *row)
@@ -404,7 +452,7 @@ static void measure(struct row *row)
     sample_us(row, NULL);
     row->verified = true;
     for (uint32_t r = 0; r < bench.ranks; r++)
-        row->verified = right(r, row->c, row->bytes) && row->verified;
+        row->verified = right(r, row) && row->verified;
     take_samples(row);
     row->must_move = traffic(row);
     if (bench.copy_gbs > 0 && !row->c->lines)
@@ -440,7 +488,10 @@ static void write_row(struct lc_json *json, const struct row *row)
 {
     lc_json_object(json);
     key_string(json, "schema", "loongcomm.bench/1");
-    key_string(json, "op", row->c->lines ? "rings one-shot" : "rings all-reduce");
+    key_string(json, "op",
+               row->c->exchange ? "rings all-to-all"
+               : row->c->lines  ? "rings one-shot"
+                                : "rings all-reduce");
     key_string(json, "case", row->c->what);
     key_double(json, "ranks", bench.ranks);
     key_double(json, "variant", row->variant);
@@ -618,6 +669,7 @@ static void open_library(const char *path)
     FIND(segment_free, lk_segment_free)
     FIND(all_reduce, lk_rings_all_reduce)
     FIND(lines, lk_lines_all_reduce)
+    FIND(exchange, lk_rings_exchange)
 #undef FIND
     if (!whole) {
         fprintf(stderr, "%s: %s\n", path, handle ? "no kernels library with rings" : dlerror());

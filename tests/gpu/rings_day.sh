@@ -83,6 +83,7 @@ row "all ranks in one grid" 40 calls.log "$together"
 row "2 ranks as streams" 40 calls.log "$rings" "$product" --ranks 2 --seconds 4
 row "4 ranks as streams" 40 calls.log "$rings" "$product" --ranks 4 --seconds 4
 row "what has to be reached" 60 bench.log "${bench[@]}" --ctas 16,32,64
+row "all-to-all" 40 bench.log "${bench[@]}" --ctas 16,32 --channels 32 --slots 4,8 --cases 12,13,14,15,16,17
 row "every variant, 32 CTAs" 60 bench.log "${bench[@]}" --variant $all --ctas 32 --cases 0,2,1
 
 row "slots and channels" 40 bench.log "${bench[@]}" --ctas 32 --channels 32,64 --slots 2,4,6,8 --cases 0,1,2
