@@ -101,13 +101,15 @@ static void forced_rings_take_all_that_they_can(void)
 static void rings_by_themselves_take_what_cuts_bytes(void)
 {
     static const struct row rows[] = {
-        {AR,  LARGE, ncclFloat32,  ncclSum, true,  false, true, LC_PATH_RINGS, LC_RINGS_BF16},
-        { RS, LARGE, ncclFloat32,  ncclAvg, true,  true,  true, LC_PATH_RINGS, LC_RINGS_BF16},
-        { AR, LARGE, ncclFloat32,  ncclSum, false, false, true, LC_PATH_CAST,  LC_CAST_BF16 },
-        { AR, 10,    ncclFloat32,  ncclSum, true,  false, true, LC_PATH_NCCL,  LC_NCCL_SMALL},
-        { AR, 10,    ncclFloat32,  ncclSum, true,  true,  true, LC_PATH_PACK,  LC_PACKED    },
-        { AR, LARGE, ncclBfloat16, ncclSum, true,  false, true, LC_PATH_NCCL,
-         LC_NCCL_NO_FASTER_PATH                                                             },
+        {AR,  8 << 18,       ncclFloat32,  ncclSum, true,  false, true, LC_PATH_RINGS, LC_RINGS_BF16},
+        { RS, 8 << 16,       ncclFloat32,  ncclAvg, true,  true,  true, LC_PATH_RINGS, LC_RINGS_BF16},
+        { AR, (8 << 18) - 1, ncclFloat32,  ncclSum, true,  false, true, LC_PATH_NCCL,  LC_NCCL_SMALL},
+        { AR, LARGE,         ncclFloat32,  ncclSum, true,  false, true, LC_PATH_NCCL,  LC_NCCL_SMALL},
+        { AR, LARGE,         ncclFloat32,  ncclSum, false, false, true, LC_PATH_CAST,  LC_CAST_BF16 },
+        { AR, 10,            ncclFloat32,  ncclSum, true,  false, true, LC_PATH_NCCL,  LC_NCCL_SMALL},
+        { AR, 10,            ncclFloat32,  ncclSum, true,  true,  true, LC_PATH_PACK,  LC_PACKED    },
+        { AR, LARGE,         ncclBfloat16, ncclSum, true,  false, true, LC_PATH_NCCL,
+         LC_NCCL_NO_FASTER_PATH                                                                     },
     };
     static const struct row plain[] = {
         {AR, LARGE, ncclFloat32, ncclSum, true, false, true, LC_PATH_NCCL,
