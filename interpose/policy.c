@@ -77,7 +77,7 @@ static bool is_better_added_up(const struct lc_op *op, const struct lc_situation
 static bool is_small_on_one_machine(const struct lc_situation *now, uint64_t bytes,
                                     const struct lc_config *config)
 {
-    return config->peer == LC_PEER_AUTO && now->rings && !now->profile && bytes < RINGS_CUT_LEAST;
+    return config->peer == LC_PEER_AUTO && now->mapped && !now->profile && bytes < RINGS_CUT_LEAST;
 }
 
 /* Without a measurement of the machine only what cuts bytes is known to win. */
@@ -146,19 +146,19 @@ struct lc_choice lc_policy(const struct lc_op *op, const struct lc_situation *no
 {
     bool reduction = op->kind == LC_OP_ALL_REDUCE || op->kind == LC_OP_REDUCE_SCATTER;
     uint64_t bytes = lc_op_bytes(op, now->ranks);
-    bool wants_cast, wants_pack, wants_rings, is_small;
+    bool wants_cast, wants_pack, wants_rings;
 
     if (op->kind == LC_OP_ALL_TO_ALL)
         return all_to_all(op, now, config);
     if (!reduction || now->ranks < 2 || is_absurd(op, now->ranks))
         return nccl(LC_NCCL_NO_FASTER_PATH);
-    is_small = bytes < config->min_bytes || is_small_on_one_machine(now, bytes, config);
-    wants_cast = can_cast(op, now, config) && !is_small;
+    wants_cast = can_cast(op, now, config) && bytes >= config->min_bytes &&
+                 !is_small_on_one_machine(now, bytes, config);
     wants_pack = can_pack(op, now, config) && bytes > 0 && bytes <= LC_PACK_BYTES;
     wants_rings = takes_rings(op, now, wants_cast, config);
     if (!wants_cast && !wants_pack && !wants_rings) {
         if (config->allreduce_wire != LC_WIRE_DATA && op->type == ncclFloat32 &&
-            (now->redop.kind == LC_REDOP_OTHER || is_small))
+            (now->redop.kind == LC_REDOP_OTHER || bytes < config->min_bytes))
             return nccl(now->redop.kind == LC_REDOP_OTHER ? LC_NCCL_OPERATION : LC_NCCL_SMALL);
         return nccl(LC_NCCL_NO_FASTER_PATH);
     }

@@ -33,6 +33,7 @@ struct lc_situation {
     bool committed; /* for this very call; false also where there is no agreement at all */
     bool grouped;
     bool rings;            /* are there, or may still come */
+    bool mapped;           /* they are there: all ranks are on one machine */
     struct lc_redop redop; /* what op->redop means */
     const struct lc_profile
         *profile; /* of this machine, the same at all ranks; NULL: nothing was measured */

@@ -181,9 +181,17 @@ static bool has_rings(const struct lc_comm *comm)
 }
 
 /* Before all ranks have agreed nobody knows what will come. */
-static struct lc_choice choose(const struct lc_op *op, struct lc_situation *now, bool rings)
+static struct lc_choice choose(const struct lc_op *op, struct lc_situation *now)
 {
-    now->rings = rings;
+    now->rings = true;
+    return lc_policy(op, now, lc_process_config());
+}
+
+/* Then all know the same. */
+static struct lc_choice choose_again(const struct lc_op *op, struct lc_situation *now,
+                                     const struct lc_comm *comm)
+{
+    now->rings = now->mapped = has_rings(comm);
     return lc_policy(op, now, lc_process_config());
 }
 
@@ -221,7 +229,7 @@ static void route_reduction(struct lc_op *op, const struct lc_real *real, bool s
     ncclResult_t result;
     bool committed, ours;
 
-    choice = choose(op, &now, true);
+    choice = choose(op, &now);
     ours = choice.path != LC_PATH_NCCL &&
            atomic_load_explicit(&comm->windows, memory_order_relaxed) == 0;
     if (ours && settled && comm->set_up && has_rings(comm))
@@ -231,9 +239,8 @@ static void route_reduction(struct lc_op *op, const struct lc_real *real, bool s
     if (result != ncclSuccess)
         return;
     op->generation = lc_agree_generation(comm->agree);
-    if (ours && committed && !has_rings(comm) &&
-        (choice.path == LC_PATH_RINGS || choice.path == LC_PATH_EXCHANGE)) {
-        choice = choose(op, &now, false);
+    if (ours && committed && (choice.path == LC_PATH_RINGS || choice.path == LC_PATH_EXCHANGE)) {
+        choice = choose_again(op, &now, comm);
         ours = choice.path != LC_PATH_NCCL;
     }
     if (op->kind == LC_OP_ALL_TO_ALL && !now.grouped && (!ours || !committed))

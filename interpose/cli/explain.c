@@ -191,10 +191,13 @@ static int load_profile(const struct lc_tune_question *question, struct answer *
 
 static struct lc_situation situation_of(const struct answer *answer, const struct call *call)
 {
+    bool rings = !call->apart && lc_policy_wants_rings(&answer->settings.config, answer->profile);
+
     return (struct lc_situation){
         .ranks = call->ranks,
         .committed = true,
-        .rings = !call->apart && lc_policy_wants_rings(&answer->settings.config, answer->profile),
+        .rings = rings,
+        .mapped = rings,
         .redop = {.kind = LC_REDOP_SUM, .type = call->op.type},
         .profile = answer->profile,
     };

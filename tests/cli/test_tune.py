@@ -55,8 +55,10 @@ class Explain(CliTest):
         self.assertEqual(document["path"]["why"], "LOONGCOMM_ENABLE=no (environment)")
         document = self.explain("1m", LOONGCOMM_ALLREDUCE_WIRE="bf16")
         self.assertEqual(document["path"]["choice"], "NCCL, as bf16")
-        document = self.explain("1m", LOONGCOMM_ALLREDUCE_WIRE="bf16", LOONGCOMM_PEER="auto")
+        document = self.explain("8m", LOONGCOMM_ALLREDUCE_WIRE="bf16", LOONGCOMM_PEER="auto")
         self.assertIn("bf16 on the wire", document["path"]["choice"])
+        document = self.explain("1m", LOONGCOMM_ALLREDUCE_WIRE="bf16", LOONGCOMM_PEER="auto")
+        self.assertEqual(document["path"]["choice"], "NCCL")
         document = self.explain("4k", LOONGCOMM_ALLREDUCE_WIRE="bf16")
         self.assertEqual(document["path"]["why"], "LOONGCOMM_MIN_BYTES=64k (default)")
 

@@ -46,6 +46,7 @@ static void check_rows_of(int ranks, const struct row *rows, size_t n,
                                     .committed = row->committed,
                                     .grouped = row->grouped,
                                     .rings = row->rings,
+                                    .mapped = row->rings,
                                     .profile = profile,
                                     .redop = lc_redop_find(&none, row->redop) };
         struct lc_choice got = lc_policy(&op, &now, config);
@@ -103,8 +104,10 @@ static void rings_by_themselves_take_what_cuts_bytes(void)
     static const struct row rows[] = {
         {AR,  8 << 18,       ncclFloat32,  ncclSum, true,  false, true, LC_PATH_RINGS, LC_RINGS_BF16},
         { RS, 8 << 16,       ncclFloat32,  ncclAvg, true,  true,  true, LC_PATH_RINGS, LC_RINGS_BF16},
-        { AR, (8 << 18) - 1, ncclFloat32,  ncclSum, true,  false, true, LC_PATH_NCCL,  LC_NCCL_SMALL},
-        { AR, LARGE,         ncclFloat32,  ncclSum, true,  false, true, LC_PATH_NCCL,  LC_NCCL_SMALL},
+        { AR, (8 << 18) - 1, ncclFloat32,  ncclSum, true,  false, true, LC_PATH_NCCL,
+         LC_NCCL_NO_FASTER_PATH                                                                     },
+        { AR, LARGE,         ncclFloat32,  ncclSum, true,  false, true, LC_PATH_NCCL,
+         LC_NCCL_NO_FASTER_PATH                                                                     },
         { AR, LARGE,         ncclFloat32,  ncclSum, false, false, true, LC_PATH_CAST,  LC_CAST_BF16 },
         { AR, 10,            ncclFloat32,  ncclSum, true,  false, true, LC_PATH_NCCL,  LC_NCCL_SMALL},
         { AR, 10,            ncclFloat32,  ncclSum, true,  true,  true, LC_PATH_PACK,  LC_PACKED    },
