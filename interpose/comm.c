@@ -277,6 +277,8 @@ static void prepare(struct lc_comm *comm, uintptr_t key, const struct lc_comm_fa
     comm->set_up = false;
     comm->no_pairs = false;
     comm->mask.bits = NULL;
+    comm->had_all_to_alls = false;
+    comm->had_messages = false;
     atomic_store_explicit(&comm->aborted, false, memory_order_relaxed);
     comm->facts = *facts;
     comm->number = atomic_fetch_add_explicit(&numbers, 1, memory_order_relaxed);

@@ -74,6 +74,8 @@ struct lc_comm {
     bool no_pairs;          /* there was no memory for them */
     struct lc_pairs *pairs; /* NULL before the first message */
     struct lc_mask mask;    /* for the next all-to-all */
+    bool had_all_to_alls;   /* the forms of what a mask may be meant for */
+    bool had_messages;
     struct lc_sides *sides; /* NULL: no rings, or no message may go through them */
     struct lc_redops redops;
     struct lc_ledger ledger;

@@ -135,6 +135,7 @@ static void note_sends(struct member *member, const struct lc_op *op)
 
     if ((op->kind != LC_OP_SEND && op->kind != LC_OP_ALL_TO_ALL) || !begin)
         return;
+    op->comm->had_messages |= op->kind == LC_OP_SEND;
     if (!sends->end || begin < sends->begin)
         sends->begin = begin;
     if (end > sends->end)

@@ -34,9 +34,10 @@ const char *loongcommNcclPath(void);
  * bits are read by the all-to-all, behind what is on `stream` now, and must stay as they are until it has run. For a
  * graph: call it while `stream` is captured, in front of the captured all-to-all; bits are read at each launch.
  *
- * 0: it will be so, but for messages smaller than LOONGCOMM_EXCHANGE_MIN_BYTES, which travel as they are.
- * 1: not yet, or not here: the next all-to-all goes through NCCL, and dead rows arrive as they are. A program that needs
- *    zeros there writes them itself then.
+ * 0: it will be so, if the next all-to-all has a form (ncclAlltoAll, or a group) that one before had, but for messages
+ *    smaller than LOONGCOMM_EXCHANGE_MIN_BYTES, or than a profile has rules for, which travel as they are.
+ * 1: not yet, or not here, or not known, as of the first all-to-all of a communicator: dead rows arrive as they are. A
+ *    program that needs zeros there writes them itself then.
  * Negative: -EINVAL, no such mask; -EIO, CUDA has refused it. Called by the thread that calls the communicator's operations. */
 int loongcommSetMask(struct ncclComm *comm, const uint32_t *bits, size_t rows, size_t row_bytes,
                      struct CUstream_st *stream);

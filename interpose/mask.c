@@ -5,8 +5,10 @@
 #include "interpose/call.h"
 #include "interpose/comm.h"
 #include "interpose/loongcomm.h"
+#include "interpose/machine.h"
 #include "interpose/messages.h"
 #include "interpose/pairs.h"
+#include "interpose/policy.h"
 #include "interpose/reduce.h"
 
 #include <errno.h>
@@ -45,13 +47,37 @@ void lc_mask_miss(struct lc_comm *comm)
         "the all-to-all behind loongcommSetMask goes through NCCL: its dead rows arrive as they are");
 }
 
-/* Nothing that the calls to come can be is left to NCCL, whatever their form. */
+static bool takes_all_to_all(const struct lc_comm *comm, uint64_t bytes)
+{
+    struct lc_situation now = { .ranks = comm->facts.ranks,
+                                .committed = true,
+                                .rings = true,
+                                .profile = lc_machine_profile() };
+    struct lc_op op = { .kind = LC_OP_ALL_TO_ALL, .count = bytes, .type = ncclInt8 };
+
+    return lc_agree_is_committed(comm->agree) &&
+           atomic_load_explicit(&comm->windows, memory_order_relaxed) == 0 &&
+           lc_policy(&op, &now, lc_process_config()).path == LC_PATH_EXCHANGE;
+}
+
+static bool takes_messages(const struct lc_comm *comm, uint64_t bytes)
+{
+    struct lc_situation now = { .ranks = comm->facts.ranks,
+                                .rings = true,
+                                .profile = lc_machine_profile() };
+
+    return lc_pairs_all_committed(comm) &&
+           lc_policy_takes_message(&now, bytes, lc_process_config());
+}
+
+/* Of what the program has called before, whatever will be next is not left to NCCL. */
 static bool is_ours(const struct lc_comm *comm, uint64_t bytes)
 {
-    uint64_t least = lc_process_config()->exchange_min_bytes;
+    uint64_t message = bytes / (uint64_t)comm->facts.ranks;
 
-    return comm->sides && (lc_agree_is_committed(comm->agree) || lc_pairs_all_committed(comm)) &&
-           bytes / (uint64_t)comm->facts.ranks >= least;
+    return comm->sides && (comm->had_all_to_alls || comm->had_messages) &&
+           (!comm->had_all_to_alls || takes_all_to_all(comm, message)) &&
+           (!comm->had_messages || takes_messages(comm, message));
 }
 
 static int set(struct lc_comm *comm, const struct lc_mask *mask, cudaStream_t stream)

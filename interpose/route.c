@@ -229,6 +229,7 @@ static void route_reduction(struct lc_op *op, const struct lc_real *real, bool s
     ncclResult_t result;
     bool committed, ours;
 
+    comm->had_all_to_alls |= op->kind == LC_OP_ALL_TO_ALL;
     choice = choose(op, &now);
     ours = choice.path != LC_PATH_NCCL &&
            atomic_load_explicit(&comm->windows, memory_order_relaxed) == 0;
