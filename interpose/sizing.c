@@ -9,7 +9,7 @@
 #include "interpose/route.h"
 #include "kernels/ring_layout.h"
 
-#define LOOK_EVERY 16 /* calls */
+#define LOOK_EVERY 16 /* calls, of whatever kind: a look takes a lock for each rank */
 
 void lc_sizing_note(struct lc_sizing *sizing, size_t bytes)
 {
@@ -192,7 +192,7 @@ void lc_sizing_step(struct lc_comm *comm, cudaStream_t stream)
     struct lc_guard guard;
 
     if (s.state->stage == LC_SIZING_ENDED ||
-        (s.state->stage == LC_SIZING_IDLE && s.state->calls % LOOK_EVERY != 0))
+        (s.state->stage == LC_SIZING_IDLE && ++s.state->steps % LOOK_EVERY != 0))
         return;
     s.rings = lc_peers_rings(s.peers, s.generation);
     if (s.state->stage == LC_SIZING_VOTED) {

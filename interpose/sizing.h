@@ -30,6 +30,7 @@ struct lc_sizing {
     } stage;
     uint32_t change;  /* the last that was ordered */
     uint32_t slots;   /* of it */
+    uint64_t steps;   /* while idle */
     uint64_t calls;   /* through rings with slots */
     uint64_t calm;    /* of them since the last one that had too few slots, or the last change */
     size_t largest;   /* bytes that one has sent to one rank */

@@ -16,6 +16,7 @@
 #define LIMIT_MS 60000
 
 #pragma weak lcfault_arm
+#pragma weak lcfault_calls
 
 static struct meeting *meeting;
 static bool threads;
@@ -282,6 +283,21 @@ static int one_rank_cannot(int rank, int n, void *arg)
     return 0;
 }
 
+/* Also while calls do without slots. */
+static int it_is_seldom_looked_at(int rank, int n, void *arg)
+{
+    struct job job;
+
+    (void)arg;
+    set_up(&job, rank, n);
+    CHECK(lcfault_arm && lcfault_arm("cudaStreamIsCapturing", 0));
+    for (int i = 0; i < 320; i++)
+        reduce(&job, 4);
+    CHECK(lcfault_calls() >= 10 && lcfault_calls() <= 20);
+    end(&job);
+    return 0;
+}
+
 static int one_rank_cannot_do_all(int n)
 {
     static char sites[][24] = { "lk_segment_map", "lk_segment_new", "cudaMemcpyAsync",
@@ -293,7 +309,9 @@ static int one_rank_cannot_do_all(int n)
         CHECK(ftruncate(said_file, 0) == 0);
         failed = lc_ranks_run(n, one_rank_cannot, sites[i], 100);
     }
-    return failed;
+    meeting_reset(meeting);
+    CHECK(ftruncate(said_file, 0) == 0);
+    return failed ? failed : lc_ranks_run(n, it_is_seldom_looked_at, NULL, 100);
 }
 
 /* ---- ends while they grow ---- */
