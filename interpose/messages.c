@@ -29,7 +29,7 @@ static bool grow(struct lk_message **list, size_t used, size_t n, size_t *room)
     return true;
 }
 
-static void add(struct lk_message *list, size_t *n, const char *address, uint64_t bytes, int peer)
+static void add(struct lk_message *list, size_t *n, uintptr_t address, uint64_t bytes, int peer)
 {
     list[(*n)++] = (struct lk_message){ .address = (void *)address,
                                         .bytes = bytes,
@@ -41,17 +41,18 @@ bool lc_messages_add(struct lc_messages *list, const struct lc_op *op)
 {
     uint64_t bytes = (uint64_t)op->count * lc_type_size(op->type);
     bool all = op->kind == LC_OP_ALL_TO_ALL;
+    bool sends = op->kind != LC_OP_RECV, recvs = op->kind != LC_OP_SEND; /* also from NULL */
     int first = all ? 0 : op->peer, n = all ? op->comm->facts.ranks : 1;
 
-    if ((op->send && !grow(&list->sends, list->n_sends, (size_t)n, &list->room_sends)) ||
-        (op->recv && !grow(&list->recvs, list->n_recvs, (size_t)n, &list->room_recvs)))
+    if ((sends && !grow(&list->sends, list->n_sends, (size_t)n, &list->room_sends)) ||
+        (recvs && !grow(&list->recvs, list->n_recvs, (size_t)n, &list->room_recvs)))
         return false;
     for (int i = 0; i < n; i++) {
-        if (op->send)
-            add(list->sends, &list->n_sends, (const char *)op->send + (uint64_t)i * bytes, bytes,
+        if (sends)
+            add(list->sends, &list->n_sends, (uintptr_t)op->send + (uint64_t)i * bytes, bytes,
                 first + i);
-        if (op->recv)
-            add(list->recvs, &list->n_recvs, (char *)op->recv + (uint64_t)i * bytes, bytes,
+        if (recvs)
+            add(list->recvs, &list->n_recvs, (uintptr_t)op->recv + (uint64_t)i * bytes, bytes,
                 first + i);
     }
     return true;

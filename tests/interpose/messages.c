@@ -305,6 +305,20 @@ static int unequal_messages_to_oneself_are_refused(int rank, int n, void *arg)
     return 0;
 }
 
+/* Else the next message would be taken for it. */
+static int messages_from_nowhere_are_refused(int rank, int n, void *arg)
+{
+    struct job job = set_up(rank, n);
+
+    until_agreed(&job);
+    if (rank == 0) /* the others hear that it has failed */
+        CHECK(ncclSend(NULL, 3000, ncclInt8, 1, job.comm, job.stream) != ncclSuccess);
+    meeting_wait(meeting, n);
+    give_up(&job);
+    free_buffers(&job);
+    return 0;
+}
+
 /* Where a launch lasts as long as the kernel, nothing could run beside it. */
 static int blocking_launches_leave_messages_to_nccl(int rank, int n, void *arg)
 {
@@ -395,6 +409,7 @@ static const struct {
     { 2, two_graphs_may_be_made_at_once,              "two_graphs_may_be_made_at_once",              false},
     { 3, unequal_messages_to_oneself_are_refused,     "unequal_messages_to_oneself_are_refused",
      false                                                                                                },
+    { 3, messages_from_nowhere_are_refused,           "messages_from_nowhere_are_refused",           false},
     { 3, blocking_launches_leave_messages_to_nccl,    "blocking_launches_leave_messages_to_nccl",
      false                                                                                                },
     { 2, an_abort_ends_what_nobody_receives,          "an_abort_ends_what_nobody_receives",          false},
