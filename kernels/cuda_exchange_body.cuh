@@ -587,6 +587,7 @@ template <class Call, class Role> struct exchange_looking_warp {
             return false;
         room = leading_ones(__ballot_sync(ALL_LANES, c.lane < depth && has_room(p, made + c.lane)));
         able = __ballot_sync(ALL_LANES, left && role.ready(channel, peer, at, &live));
+        __syncwarp(); /* a ballot orders nothing: who writes a job is not who saw that it has a place */
         gets = which < in_a_row(able);
         below = __ballot_sync(ALL_LANES, gets) & ((1U << c.lane) - 1);
         number = made + static_cast<uint32_t>(__popc(below));

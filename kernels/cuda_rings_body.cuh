@@ -517,7 +517,7 @@ __device__ __forceinline__ void run_warp(const Args &args, pipeline *p, uint32_t
     move_jobs(&work, p, warp, warps, work.span(warps));
 }
 
-/* The data warps of a CTA without stages; `warp` is the number among them. */
+/* The data warps of a CTA; `warp` is the number among them. */
 template <class V, class R, class Args>
 __device__ __forceinline__ void run_data_warp(const Args &args, pipeline *pipelines, uint32_t warp)
 {

@@ -26,9 +26,7 @@ template <class Job> struct pipeline_of {
     Job jobs[depth];
     lk_barrier full[depth]; /* phase k: job k * depth + i is there */
     lk_barrier done[depth]; /* phase k: the data warps are through with it */
-    lk_barrier free
-        [depth]; /* phase k: nobody needs it any more. Where one warp does all that is not the data warps' it
-                               knows without */
+    lk_barrier free[depth]; /* phase k: nobody needs it any more */
 };
 
 static __device__ __forceinline__ uint32_t leading_ones(uint32_t bits)
@@ -151,6 +149,7 @@ template <uint32_t Roles, class Pipeline, class Words> struct publishing_warp {
             uint32_t jobs = done();
 
             if (jobs & first) {
+                __syncwarp(); /* a ballot orders nothing: who publishes is not who saw that it is done */
                 fence_system();
                 publish_from<0>(jobs);
             } else {
