@@ -36,8 +36,23 @@ const void *kernel_for(bool large)
                  : reinterpret_cast<const void *>(lk_exchange_kernel<LK_EXCHANGE_SMALL>);
 }
 
-/* Of a CTA that has every channel. */
-constexpr int most_cursors = EXCHANGE_ROLES * LK_CHANNELS_MAX * LK_DEVICE_RANKS;
+/* Lets a launch have as many cursors as a CTA has which has every channel of the largest shape, or as many as this device
+ * has memory for: with a CTA for each channel a few are enough. */
+cudaError_t allow_cursors(const void *kernel, const cudaFuncAttributes &attributes)
+{
+    constexpr int all = EXCHANGE_ROLES * LK_CHANNELS_MAX * LK_DEVICE_RANKS *
+                        sizeof(exchange_cursor);
+    int device = 0, room = 0;
+    cudaError_t err = cudaGetDevice(&device);
+
+    if (err == cudaSuccess)
+        err = cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (err != cudaSuccess)
+        return err;
+    room -= static_cast<int>(attributes.sharedSizeBytes);
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                room < all ? room : all);
+}
 
 } // namespace
 
@@ -65,11 +80,8 @@ extern "C" int lk_load_exchange(void)
         cudaFuncAttributes attributes;
         cudaError_t err = cudaFuncGetAttributes(&attributes, kernel_for(large));
 
-        if (err == cudaSuccess) /* a CTA alone may have the cursors of all units */
-            err = cudaFuncSetAttribute(kernel_for(large),
-                                       cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                       most_cursors * sizeof(exchange_cursor));
-
+        if (err == cudaSuccess)
+            err = allow_cursors(kernel_for(large), attributes);
         if (err != cudaSuccess)
             return err;
     }
