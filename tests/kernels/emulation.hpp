@@ -33,6 +33,7 @@ constexpr uint32_t lanes = 32;
 /* Rendezvous of the 32 lanes of a warp, in two buffers used in turn. */
 struct warp {
     uint64_t values[2][lanes];
+    int line; /* where the first of them came from */
     uint32_t arrived;
     uint32_t generation;
 };
@@ -54,8 +55,8 @@ void sleep_while(const uint32_t *word, uint32_t value);
 
 block *current_block();
 
-/* Leaves a value and returns everybody's. */
-const uint64_t *meet(uint64_t value);
+/* Leaves a value and returns everybody's. All lanes have to come from one line of the source. */
+const uint64_t *meet(uint64_t value, int line);
 
 [[noreturn]] void fail(const char *what);
 
@@ -95,22 +96,22 @@ inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w)
     return { x, y, z, w };
 }
 
-inline int __any_sync(uint32_t, int predicate)
+inline int __any_sync(uint32_t, int predicate, int line = __builtin_LINE())
 {
-    const uint64_t *all = emulation::meet(predicate != 0);
+    const uint64_t *all = emulation::meet(predicate != 0, line);
 
     for (uint32_t i = 0; i < emulation::lanes; i++)
         if (all[i])
             return 1;
     return 0;
 }
-inline int __all_sync(uint32_t mask, int predicate)
+inline int __all_sync(uint32_t mask, int predicate, int line = __builtin_LINE())
 {
-    return !__any_sync(mask, !predicate);
+    return !__any_sync(mask, !predicate, line);
 }
-inline uint32_t __ballot_sync(uint32_t, int predicate)
+inline uint32_t __ballot_sync(uint32_t, int predicate, int line = __builtin_LINE())
 {
-    const uint64_t *all = emulation::meet(predicate != 0);
+    const uint64_t *all = emulation::meet(predicate != 0, line);
     uint32_t ballot = 0;
 
     for (uint32_t i = 0; i < emulation::lanes; i++)
@@ -121,19 +122,22 @@ inline int __ffs(int x)
 {
     return __builtin_ffs(x);
 }
-inline void __syncwarp()
+inline void __syncwarp(int line = __builtin_LINE())
 {
-    emulation::meet(0);
+    emulation::meet(0, line);
 }
-template <class T> inline T __shfl_xor_sync(uint32_t, T value, uint32_t mask)
+template <class T>
+inline T __shfl_xor_sync(uint32_t, T value, uint32_t mask, int line = __builtin_LINE())
 {
-    return emulation::from_bits<T>(
-        emulation::meet(emulation::to_bits(value))[(threadIdx.x % emulation::lanes) ^ mask]);
+    const uint64_t *all = emulation::meet(emulation::to_bits(value), line);
+
+    return emulation::from_bits<T>(all[(threadIdx.x % emulation::lanes) ^ mask]);
 }
-template <class T> inline T __shfl_sync(uint32_t, T value, int lane)
+template <class T> inline T __shfl_sync(uint32_t, T value, int lane, int line = __builtin_LINE())
 {
-    return emulation::from_bits<T>(
-        emulation::meet(emulation::to_bits(value))[static_cast<uint32_t>(lane) % emulation::lanes]);
+    const uint64_t *all = emulation::meet(emulation::to_bits(value), line);
+
+    return emulation::from_bits<T>(all[static_cast<uint32_t>(lane) % emulation::lanes]);
 }
 inline void __syncthreads()
 {

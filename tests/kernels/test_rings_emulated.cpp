@@ -89,13 +89,16 @@ block *current_block()
     return current->in;
 }
 
-const uint64_t *meet(uint64_t value)
+const uint64_t *meet(uint64_t value, int line)
 {
     warp *w = &current->in->warps[thread.x / lanes];
     uint32_t generation = w->generation;
     uint64_t *values = w->values[generation % 2];
 
     values[thread.x % lanes] = value;
+    if (w->arrived && w->line != line)
+        fail("lanes of a warp meet at different places");
+    w->line = line;
     if (++w->arrived == lanes) {
         w->arrived = 0;
         w->generation++;
@@ -367,9 +370,10 @@ void collect(node *n, const rings_data *data, uint32_t rank, uint8_t *in, uint8_
     CHECK(err == 0);
 }
 
-/* Runs a case on the rings of a node and compares. */
+/* Runs a case on the rings of a node and compares. granules: of tiles instead of what the shape makes of the size, for many
+ * tiles of little data; results are the same if nothing is rounded on the wire. */
 void run_case(node *n, const rings_case &c, uint64_t seed,
-              const std::function<void(uint64_t)> &between = {})
+              const std::function<void(uint64_t)> &between = {}, uint32_t granules = 0)
 {
     rings_data *data = rings_data_make(&c);
     std::vector<std::unique_ptr<aligned_memory>> ins, outs;
@@ -389,8 +393,11 @@ void run_case(node *n, const rings_case &c, uint64_t seed,
     for (size_t i = 0; i < collected.launches[0].size(); i++) {
         std::vector<const lk_ring_launch *> launches;
 
-        for (auto &of_rank : collected.launches)
+        for (auto &of_rank : collected.launches) {
+            if (granules)
+                of_rank.at(i)->head.tile_granules = granules;
             launches.push_back(of_rank.at(i).get());
+        }
         run_launches(launches, seed, between);
     }
     for (uint32_t r = 0; r < c.shape.ranks && !n->abort; r++)
@@ -704,6 +711,82 @@ void an_abort_ends_an_exchange_that_a_rank_never_joins()
         exchange_side_free(side);
 }
 
+/* ---- shapes that take the ways which are taken rarely ---- */
+
+/* Whose tiles are one granule each, so that there are many. */
+rings_case granule_case(const lk_ring_shape &shape, rings_op op, uint32_t ctas, uint64_t tiles)
+{
+    rings_case c = rings_cases[1];
+
+    c.shape = shape;
+    c.op = op;
+    c.count = static_cast<uint32_t>(tiles * LK_GRANULE / 4 - 5);
+    for (uint32_t i = 0; i < 3; i++)
+        c.ctas[i] = ctas + i;
+    return c;
+}
+
+/* Sets all that counts messages to so many. */
+void pretend_all(node *n, uint64_t messages)
+{
+    for (uint32_t r = 0; r < n->shape.ranks; r++) {
+        auto *counters = reinterpret_cast<uint64_t *>(n->states[r]->bytes + LK_STATE_HEADER);
+
+        for (size_t i = 0; i < 2 * lk_units(&n->shape); i++)
+            counters[i] = messages;
+        for (uint32_t peer = 0; peer < n->shape.ranks; peer++)
+            if (peer != r)
+                pretend_messages(n, r, peer, messages);
+    }
+}
+
+/* Counts of units are not kept by lanes, and pass the end of their words. */
+void one_cta_has_more_units_than_lanes()
+{
+    node two({ 2, 40, 1, 0 }), three({ 3, 17, 2, 0 });
+
+    pretend_all(&two, (UINT64_C(1) << 32) - 2);
+    run_case(&two, granule_case(two.shape, RINGS_ALL_REDUCE, 1, 100), 0, {}, 1);
+    pretend_all(&three, (UINT64_C(1) << 32) - 2);
+    run_case(&three, granule_case(three.shape, RINGS_REDUCE_SCATTER, 1, 20), 0, {}, 1);
+}
+
+/* Three messages of each pair, with a tile in every channel. */
+std::vector<exchange_message> three_of_each_pair(const lk_ring_shape &shape)
+{
+    std::vector<exchange_message> messages;
+
+    for (uint32_t i = 0; i < 3 * shape.ranks * shape.ranks; i++) {
+        exchange_message m = {};
+
+        m.src = i / shape.ranks % shape.ranks;
+        m.dst = i % shape.ranks;
+        m.bytes = shape.channels * LK_GRANULE - i % 300;
+        m.seed = i;
+        m.zeros = i % 3 * 50;
+        m.out_skew = static_cast<uint8_t>(i % 5);
+        m.scan = i % 2;
+        messages.push_back(m);
+    }
+    return messages;
+}
+
+/* Numbers of messages pass 2^32, cursors are of more units than lanes, and peers do not share out lanes evenly. */
+void exchanges_of_many_units_and_ranks()
+{
+    for (const lk_ring_shape &shape : {
+             lk_ring_shape{3,  12, 1, 0},
+             lk_ring_shape{ 9, 1,  2, 0}
+    }) {
+        std::vector<exchange_message> messages = three_of_each_pair(shape);
+        exchange_plan plan = { shape.ranks, 0, 0, messages.size(), messages.data() };
+        node n(shape);
+
+        pretend_all(&n, (UINT64_C(1) << 32) - 2);
+        run_plan(&n, plan, 0, all_at_once);
+    }
+}
+
 void random_case(uint64_t seed)
 {
     rings_case c;
@@ -750,6 +833,8 @@ int main(int argc, char **argv)
     exchanges_count_what_was_written_and_what_was_not();
     a_peer_that_is_busy_holds_up_no_other();
     an_abort_ends_an_exchange_that_a_rank_never_joins();
+    one_cta_has_more_units_than_lanes();
+    exchanges_of_many_units_and_ranks();
     for (uint64_t seed = 1; time(nullptr) < end; seed++)
         random_case(seed);
     return 0;
