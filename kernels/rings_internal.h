@@ -53,9 +53,8 @@ struct lk_ring_head {
 };
 
 /* Size classes of the argument block. The largest is what a kernel takes since CUDA 12.1. */
-#define LK_RING_SMALL  ((1024 - sizeof(struct lk_ring_head)) / sizeof(struct lk_ring_entry))
-#define LK_RING_MEDIUM ((4096 - sizeof(struct lk_ring_head)) / sizeof(struct lk_ring_entry))
-#define LK_RING_MAX    ((32764 - sizeof(struct lk_ring_head)) / sizeof(struct lk_ring_entry))
+#define LK_RING_SMALL ((1024 - sizeof(struct lk_ring_head)) / sizeof(struct lk_ring_entry))
+#define LK_RING_MAX   ((32764 - sizeof(struct lk_ring_head)) / sizeof(struct lk_ring_entry))
 
 /* Longer tensors become several entries, larger spaces several launches; both are multiples of every pack. */
 #define LK_RING_ELEMENTS (UINT64_C(1) << 31)

@@ -68,6 +68,11 @@ extern const int lc_tune_n_steps;
 void lc_tune_step_name(const struct lc_tune_step *step, char *out, size_t size);
 bool lc_tune_step_takes(const struct lc_tune_step *step, uint64_t bytes);
 
+/* tune_output.c. Beside its name, then renamed: whoever reads it sees all or nothing. 0 or -errno, after a line on standard
+ * error. */
+int lc_tune_write_file(const char *path, void (*write)(FILE *out, const void *arg),
+                       const void *arg);
+
 /* tune_state.c. 0 or -errno, after a line on standard error. */
 int lc_tune_add(struct lc_tune_results *results, int step, uint64_t bytes,
                 const struct lc_tune_ratio *ratio);

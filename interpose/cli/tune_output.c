@@ -20,8 +20,7 @@ static void write_head(FILE *out, const struct lc_tune_results *results)
                   VERSION(results->nccl));
 }
 
-/* Beside its name, then renamed: whoever reads it sees all or nothing. */
-static int write_file(const char *path, void (*write)(FILE *out, const void *arg), const void *arg)
+int lc_tune_write_file(const char *path, void (*write)(FILE *out, const void *arg), const void *arg)
 {
     lc_autofree char *temporary = NULL;
     FILE *out;
@@ -107,7 +106,7 @@ int lc_tune_write_profile(const char *path, const struct lc_tune_results *result
 
     if (access(path, F_OK) == 0)
         profile.old = lc_profile_load(path);
-    err = write_file(path, write_rules, &profile);
+    err = lc_tune_write_file(path, write_rules, &profile);
     free(profile.old);
     return err;
 }
@@ -117,7 +116,7 @@ int lc_tune_write_rules(const char *path, const struct lc_tune_results *results,
 {
     const struct profile profile = { results, rules, n, NULL };
 
-    return write_file(path, write_rules, &profile);
+    return lc_tune_write_file(path, write_rules, &profile);
 }
 
 struct candidate {
@@ -145,7 +144,7 @@ int lc_tune_write_candidate(const char *path, const struct lc_tune_results *resu
 {
     const struct candidate candidate = { results, step };
 
-    return write_file(path, write_way, &candidate);
+    return lc_tune_write_file(path, write_way, &candidate);
 }
 
 static void size_text(uint64_t bytes, char out[24])

@@ -18,7 +18,6 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
-#include <unistd.h>
 
 #define HEAD "loongcomm.tune/1"
 
@@ -63,35 +62,21 @@ static void write_step(FILE *out, const struct lc_tune_results *results, int ste
     (void)fprintf(out, "%s %s\n", results->state[step] == LC_TUNE_DONE ? "done" : "failed", name);
 }
 
+static void write_results(FILE *out, const void *arg)
+{
+    const struct lc_tune_results *results = arg;
+
+    (void)fprintf(out, HEAD "\ngpu %s\nnccl %d ranks %d nodes %d\nhow %s\n", results->gpu,
+                  results->nccl, results->ranks, results->nodes, results->how);
+    for (int i = 0; i < lc_tune_n_steps; i++) {
+        if (results->state[i] != LC_TUNE_OPEN)
+            write_step(out, results, i);
+    }
+}
+
 int lc_tune_save(const struct lc_tune_results *results, const char *path)
 {
-    lc_autofree char *temporary = NULL;
-    FILE *out;
-    int err = 0;
-
-    if (asprintf(&temporary, "%s.tmp%d", path, (int)getpid()) < 0) {
-        temporary = NULL;
-        return -ENOMEM;
-    }
-    out = fopen(temporary, "we");
-    if (out) {
-        (void)fprintf(out, HEAD "\ngpu %s\nnccl %d ranks %d nodes %d\nhow %s\n", results->gpu,
-                      results->nccl, results->ranks, results->nodes, results->how);
-        for (int i = 0; i < lc_tune_n_steps; i++) {
-            if (results->state[i] != LC_TUNE_OPEN)
-                write_step(out, results, i);
-        }
-        if (ferror(out))
-            err = -EIO;
-        if (fclose(out) != 0)
-            err = -errno;
-    }
-    if (!out || err || rename(temporary, path) != 0) {
-        err = err ? err : -errno;
-        lc_cli_say("tune: cannot write %s: %s", path, strerror(-err));
-        (void)unlink(temporary);
-    }
-    return err;
+    return lc_tune_write_file(path, write_results, results);
 }
 
 static int find_step(const char *name)
