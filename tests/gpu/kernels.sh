@@ -64,6 +64,9 @@ if row build 120 build.log bash -c build_it; then
     row "bench" 60 bench.log "$build/perf/kernels/loongcomm-bench-kernels"
     sed '/^{/d' "$logs/bench.log"
     grep '^{' "$logs/bench.log" >"$logs/bench.jsonl"
+    row "compute kernels beside torch" 150 compute_bench.log python3 "$root/perf/kernels/compute.py" \
+        --library "$cuda" --json "$logs/compute.json"
+    cat "$logs/compute_bench.log"
     row "CUDA kernels under memcheck" 90 memcheck.log bash -c 'sanitize "$@"' - "$gpu_test" "$cuda" "$host" --small
     row "CUDA compute kernels under memcheck" 120 compute_memcheck.log bash -c 'sanitize "$@"' - "$compute_test" "$cuda" "$host" --small
 fi
