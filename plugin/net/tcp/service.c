@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The service thread: hears whoever connects, dials, and ends what takes too long. Guests and dials are its alone. */
+ * The service thread: hears whoever connects, has lanes dialled, and ends what takes too long. */
 #include "common/deadline.h"
 #include "common/log.h"
-#include "plugin/net/tcp/tcp_internal.h"
+#include "plugin/net/tcp/talk.h"
 
 #include <errno.h>
 #include <netinet/tcp.h>
@@ -15,43 +15,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define GUESTS_MAX   512
-#define READY_MAX    1024
-#define HANDSHAKE_NS ((int64_t)10 * 1000000000)
-#define REFUSED_NS   ((int64_t)3 * 1000000000) /* no one listens there any more */
-#define RETRY_MIN_NS ((int64_t)2 * 1000000)
-#define RETRY_MAX_NS ((int64_t)1000 * 1000000)
-#define SCARCE_NS    ((int64_t)10 * 1000000000)
-#define ACCEPTS      64 /* of one turn */
-#define EVENTS       32
-
-enum kind {
-    WAKE,
-    LISTENER,
-    GUEST,
-    DIAL,
-};
-
-/* One socket that the service thread polls. */
-struct talk {
-    enum kind kind;
-    int fd;
-    struct talk *next;
-    bool over; /* freed when the events at hand are done */
-    int64_t until;
-    size_t done; /* bytes of hello or reply */
-    struct lc_tcp_hello hello;
-
-    /* LISTENER */
-    int dev;
-    /* GUEST */
-    union lc_tcp_address from;
-    /* DIAL */
-    struct lane *lane; /* with a reference on its connection */
-    bool connected;
-    bool hello_sent;
-    struct lc_tcp_reply reply;
-};
+#define GUESTS_MAX 512
+#define READY_MAX  1024
+#define ACCEPTS    64 /* of one turn */
+#define EVENTS     32
 
 /* Listeners are changed with engine.lock held; the rest is the service thread's. */
 static struct talk *talks;
@@ -80,7 +47,7 @@ void set_options(int fd)
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &lowat, sizeof(lowat));
 }
 
-static int poll_talk(struct talk *talk, uint32_t events, bool add)
+int service_poll(struct talk *talk, uint32_t events, bool add)
 {
     struct epoll_event event = { .events = events, .data.ptr = talk };
 
@@ -108,7 +75,7 @@ static bool raise_limit(void)
     return true;
 }
 
-static int open_socket(int family)
+int service_socket(int family)
 {
     int fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
@@ -119,7 +86,7 @@ static int open_socket(int family)
 
 /* The last quarter of the descriptors is for connections that have no socket yet, and for the host program. Numbers
  * are given out from the lowest, so the newest tells how many are in use. */
-static bool is_scarce(int fd)
+bool service_is_scarce(int fd)
 {
     struct rlimit limit;
 
@@ -149,7 +116,7 @@ int service_listen(int dev, uint16_t *port)
     talk = calloc(1, sizeof(*talk));
     if (!talk)
         return -ENOMEM;
-    fd = open_socket(address.sa.sa_family);
+    fd = service_socket(address.sa.sa_family);
     if (fd < 0) {
         err = fd;
         goto free_talk;
@@ -162,7 +129,7 @@ int service_listen(int dev, uint16_t *port)
         err = -errno;
         goto close_fd;
     }
-    err = poll_talk(talk, EPOLLIN, true);
+    err = service_poll(talk, EPOLLIN, true);
     if (err)
         goto close_fd;
     listener->fd = fd;
@@ -194,7 +161,7 @@ void service_close_listeners(void)
     }
 }
 
-static struct talk *add_talk(enum kind kind, int fd, int64_t until)
+struct talk *service_add(enum kind kind, int fd, int64_t until)
 {
     struct talk *talk = calloc(1, sizeof(*talk));
 
@@ -210,7 +177,7 @@ static struct talk *add_talk(enum kind kind, int fd, int64_t until)
 }
 
 /* `keep`: the socket has found its lane. */
-static void end_talk(struct talk *talk, bool keep)
+void service_end(struct talk *talk, bool keep)
 {
     if (talk->over)
         return;
@@ -230,7 +197,7 @@ static void free_ended(bool all)
         struct talk *talk = *link;
 
         if (all)
-            end_talk(talk, false);
+            service_end(talk, false);
         if (!talk->over) {
             link = &talk->next;
             continue;
@@ -251,7 +218,7 @@ static void accept_some(struct talk *listener, int64_t now)
         if (fd < 0 && (errno == EMFILE || errno == ENFILE) && !raise_limit()) {
             /* It stays readable: without a pause this would be a busy loop. */
             accept_after = now + 100000000;
-            (void)poll_talk(listener, 0, false);
+            (void)service_poll(listener, 0, false);
         }
         if (fd < 0)
             return;
@@ -263,17 +230,17 @@ static void accept_some(struct talk *listener, int64_t now)
                 oldest = t->kind == GUEST && !t->over ? t : oldest;
             if (oldest) {
                 atomic_fetch_add(&engine.strangers, 1);
-                end_talk(oldest, false);
+                service_end(oldest, false);
             }
         }
-        talk = add_talk(GUEST, fd, now + HANDSHAKE_NS);
+        talk = service_add(GUEST, fd, now + HANDSHAKE_NS);
         if (!talk) {
             close(fd);
             return;
         }
         talk->from = from;
-        if (poll_talk(talk, EPOLLIN | EPOLLRDHUP, true) != 0)
-            end_talk(talk, false);
+        if (service_poll(talk, EPOLLIN | EPOLLRDHUP, true) != 0)
+            service_end(talk, false);
     }
 }
 
@@ -283,7 +250,7 @@ static void dismiss(struct talk *talk, const char *why)
 
     atomic_fetch_add(&engine.strangers, 1);
     lc_debug("%s %s: dismissed", lc_tcp_address_text(&talk->from, text), why);
-    end_talk(talk, false);
+    service_end(talk, false);
 }
 
 /* The connection that a hello belongs to, with a reference; a new one where its listen is open. */
@@ -368,7 +335,7 @@ static bool seat_guest(struct talk *talk, struct lane *lane, struct lc_tcp_reply
     pthread_mutex_lock(&conn->lock);
     if (conn->closing || conn->error)
         reply->status = LC_TCP_UNKNOWN;
-    else if (lane->index > 0 && is_scarce(talk->fd))
+    else if (lane->index > 0 && service_is_scarce(talk->fd))
         reply->status = LC_TCP_FULL;
     else if (epoch <= lane->epoch || epoch <= lane->retire)
         reply->status = LC_TCP_STALE;
@@ -425,7 +392,7 @@ static void admit(struct talk *talk)
     if (!seated) {
         if (reply.status < LC_TCP_STATUSES)
             (void)send_reply(talk->fd, &reply);
-        end_talk(talk, false);
+        service_end(talk, false);
     }
 }
 
@@ -451,235 +418,6 @@ static void hear_guest(struct talk *talk)
         }
     }
     admit(talk);
-}
-
-/* ---- dialling ---- */
-
-static void redial(struct talk *talk, const char *cause, bool refused)
-{
-    struct lane *lane = talk->lane;
-    struct conn *conn = lane->conn;
-    int64_t now = lc_now_ns();
-    int64_t pause = RETRY_MIN_NS;
-    bool dead = false;
-
-    pthread_mutex_lock(&conn->lock);
-    for (unsigned i = 0; i < lane->tries && pause < RETRY_MAX_NS; i++)
-        pause *= 2;
-    lane->tries++;
-    lane->next_dial = now + (pause < RETRY_MAX_NS ? pause : RETRY_MAX_NS);
-    atomic_store(&engine.attention, true);
-    if (!refused) {
-        conn->refused = 0;
-    } else if (conn->refused++ == 0) {
-        conn->refused_since = now;
-    } else if (conn->n_up == 0 && conn->refused >= 3 && now - conn->refused_since > REFUSED_NS) {
-        dead = true;
-    }
-    if (conn->n_up == 0 && !conn->error)
-        (void)snprintf(conn->cause, sizeof(conn->cause), "%s", cause);
-    pthread_mutex_unlock(&conn->lock);
-    if (dead)
-        conn_fail(conn, -EREMOTEIO, "the other process has ended (%s)", cause);
-    lc_debug("dialling %s, socket %d: %s", conn->peer_text, lane->index, cause);
-    end_talk(talk, false);
-}
-
-/* There are too few descriptors for this one: the connection goes on without it. */
-static void postpone(struct talk *talk)
-{
-    struct lane *lane = talk->lane;
-
-    pthread_mutex_lock(&lane->conn->lock);
-    lane->next_dial = lc_now_ns() + SCARCE_NS;
-    pthread_mutex_unlock(&lane->conn->lock);
-    atomic_store(&engine.attention, true);
-    end_talk(talk, false);
-}
-
-/* Where routes alone decide, a packet may leave by another interface than NCCL has chosen. */
-static void bind_to_device(int fd, const struct conn *conn, unsigned tries)
-{
-    const struct lc_tcp_device *device = &engine.devices[conn->dev];
-    union lc_tcp_address from = device->address;
-
-    if (from.sa.sa_family != conn->peer.sa.sa_family)
-        return;
-    if (from.sa.sa_family == AF_INET)
-        from.v4.sin_port = 0;
-    else
-        from.v6.sin6_port = 0;
-    /* Inside one machine packets take the loopback interface, whatever the address. If the peer cannot be reached
-     * through the device, every other attempt lets the routes decide, as NCCL does. */
-    if (tries % 2 == 1 || lc_tcp_address_is_local(&conn->peer))
-        return;
-    (void)bind(fd, &from.sa, lc_tcp_address_size(&from));
-    if (engine.n_devices > 1)
-        (void)setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, device->name,
-                         (socklen_t)strlen(device->name));
-}
-
-static void dial(struct lane *lane, uint32_t epoch, unsigned tries, int64_t now)
-{
-    struct conn *conn = lane->conn;
-    int fd = open_socket(conn->peer.sa.sa_family);
-    int64_t patience = engine.timeout_ns / 4 + 1000000000;
-    struct talk *talk = add_talk(DIAL, fd,
-                                 now + (patience < HANDSHAKE_NS ? patience : HANDSHAKE_NS));
-
-    if (!talk) {
-        if (fd >= 0)
-            close(fd);
-        pthread_mutex_lock(&conn->lock);
-        lane->next_dial = now + RETRY_MAX_NS;
-        pthread_mutex_unlock(&conn->lock);
-        conn_unref(conn);
-        return;
-    }
-    talk->lane = lane;
-    memcpy(talk->hello.token, conn->token, sizeof(talk->hello.token));
-    memcpy(talk->hello.id, conn->id, sizeof(talk->hello.id));
-    talk->hello.magic = LC_TCP_MAGIC;
-    talk->hello.version = LC_TCP_VERSION;
-    talk->hello.lane = (uint16_t)lane->index;
-    talk->hello.lanes = (uint16_t)conn->n_lanes;
-    talk->hello.epoch = epoch;
-    talk->hello.piece = conn->piece;
-    if (fd < 0) {
-        redial(talk, strerror(-fd), false);
-        return;
-    }
-    if (lane->index > 0 && is_scarce(fd)) {
-        postpone(talk);
-        return;
-    }
-    set_options(fd);
-    bind_to_device(fd, conn, tries);
-    if (connect(fd, &conn->peer.sa, lc_tcp_address_size(&conn->peer)) != 0 &&
-        errno != EINPROGRESS && errno != EINTR) {
-        redial(talk, strerror(errno), errno == ECONNREFUSED);
-        return;
-    }
-    if (poll_talk(talk, EPOLLOUT | EPOLLIN | EPOLLRDHUP, true) != 0)
-        redial(talk, strerror(errno), false);
-}
-
-/* True if the whole hello has gone. */
-static bool say_hello(struct talk *talk)
-{
-    int err = 0;
-    socklen_t size = sizeof(err);
-    ssize_t put;
-
-    if (!talk->connected) {
-        if (getsockopt(talk->fd, SOL_SOCKET, SO_ERROR, &err, &size) != 0)
-            err = errno;
-        if (err) {
-            redial(talk, strerror(err), err == ECONNREFUSED);
-            return false;
-        }
-        talk->connected = true;
-    }
-    put = send(talk->fd, &talk->hello, sizeof(talk->hello), MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (put < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR || errno == ENOTCONN))
-        return false;
-    if (put != sizeof(talk->hello)) { /* the first bytes on a socket always fit */
-        redial(talk, put < 0 ? strerror(errno) : "a hello was cut", false);
-        return false;
-    }
-    talk->hello_sent = true;
-    return true;
-}
-
-static void attach_dialled(struct talk *talk)
-{
-    struct lane *lane = talk->lane;
-    struct conn *conn = lane->conn;
-    bool ok = false;
-    int err;
-
-    pthread_mutex_lock(&lane->io);
-    pthread_mutex_lock(&conn->lock);
-    err = conn_settle(lane, talk->reply.count);
-    if (!err)
-        err = conn_acked(conn, talk->reply.acked);
-    ok = !err && !conn->closing && !conn->error;
-    pthread_mutex_unlock(&conn->lock);
-    if (ok) {
-        (void)epoll_ctl(engine.service_fd, EPOLL_CTL_DEL, talk->fd, NULL);
-        lane_attach(lane, talk->fd, talk->hello.epoch);
-    }
-    pthread_mutex_unlock(&lane->io);
-    if (err)
-        conn_fail(conn, -EPROTO, "the other side counts more pieces than were sent");
-    if (ok) {
-        talk->over = true;
-        conn_work(conn);
-        lane_kick(lane, 1);
-        conn_unref(conn);
-    } else {
-        end_talk(talk, false);
-    }
-}
-
-static void take_reply(struct talk *talk)
-{
-    struct conn *conn = talk->lane->conn;
-    int err = lc_tcp_reply_check(&talk->reply);
-
-    if (err || talk->reply.epoch != talk->hello.epoch) {
-        redial(talk, "something else than the peer answered", false);
-        return;
-    }
-    switch (talk->reply.status) {
-    case LC_TCP_WELCOME: attach_dialled(talk); return;
-    case LC_TCP_STALE: redial(talk, "too late", false); return;
-    case LC_TCP_FULL: postpone(talk); return;
-    case LC_TCP_CLOSED:
-        pthread_mutex_lock(&conn->lock);
-        err = conn_acked(conn, talk->reply.acked);
-        conn->peer_gone = true;
-        conn->told = true;
-        if (err || conn->acked < conn->posted)
-            conn_fail_locked(conn, -EREMOTEIO, "the other side closed the connection");
-        pthread_mutex_unlock(&conn->lock);
-        break;
-    default:
-        pthread_mutex_lock(&conn->lock);
-        conn->told = true;
-        pthread_mutex_unlock(&conn->lock);
-        conn_fail(conn, -EREMOTEIO, "the other side knows nothing of this connection any more");
-        break;
-    }
-    end_talk(talk, false);
-}
-
-static void move_dial(struct talk *talk)
-{
-    if (!talk->hello_sent) {
-        if (!say_hello(talk))
-            return;
-        if (poll_talk(talk, EPOLLIN | EPOLLRDHUP, false) != 0) {
-            redial(talk, strerror(errno), false);
-            return;
-        }
-    }
-    while (talk->done < sizeof(talk->reply)) {
-        ssize_t got = recv(talk->fd, (char *)&talk->reply + talk->done,
-                           sizeof(talk->reply) - talk->done, MSG_DONTWAIT);
-
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
-            return;
-        if (got <= 0) {
-            redial(talk, got == 0 ? "closed before an answer" : strerror(errno),
-                   got < 0 && errno == ECONNREFUSED);
-            return;
-        }
-        talk->done += (size_t)got;
-    }
-    take_reply(talk);
 }
 
 /* ---- looking after the connections ---- */
@@ -799,7 +537,7 @@ static int64_t end_late_talks(int64_t now)
         } else if (talk->kind == GUEST) {
             dismiss(talk, "said nothing for too long");
         } else {
-            redial(talk, talk->connected ? "no answer" : "nobody there", false);
+            dial_again(talk, talk->connected ? "no answer" : "nobody there", false);
         }
     }
     return next;
@@ -818,7 +556,7 @@ static void handle(struct talk *talk, int64_t now)
     switch (talk->kind) {
     case LISTENER: accept_some(talk, now); break;
     case GUEST: hear_guest(talk); break;
-    default: move_dial(talk); break;
+    default: dial_move(talk); break;
     }
 }
 
@@ -829,7 +567,7 @@ static void accept_again(int64_t now)
     accept_after = 0;
     pthread_mutex_lock(&engine.lock);
     for (struct talk *talk = listeners; talk; talk = talk->next)
-        (void)poll_talk(talk, EPOLLIN, false);
+        (void)service_poll(talk, EPOLLIN, false);
     pthread_mutex_unlock(&engine.lock);
 }
 
