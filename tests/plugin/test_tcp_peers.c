@@ -197,6 +197,13 @@ static void keep_line(enum lc_log_level level, const char *file, int line, const
     (void)strncat(said, text, sizeof(said) - strlen(said) - 1);
 }
 
+static void keep_what_is_said(void)
+{
+    said[0] = '\0';
+    lc_log_set_level(LC_LOG_WARN);
+    lc_log_set_sink(keep_line);
+}
+
 static void a_killed_peer_is_an_error_that_names_it(bool sends)
 {
     struct other other = start_other(!sends); /* before our threads are there */
@@ -211,8 +218,7 @@ static void a_killed_peer_is_an_error_that_names_it(bool sends)
     char done;
 
     begin();
-    lc_log_set_level(LC_LOG_WARN);
-    lc_log_set_sink(keep_line);
+    keep_what_is_said();
     if (sends) {
         hear(other.fd, handle, sizeof(handle));
         comm = connect_to(handle);
@@ -227,6 +233,7 @@ static void a_killed_peer_is_an_error_that_names_it(bool sends)
     kill_other(&other);
     CHECK(wait_error(r) == -EREMOTEIO && wait_error(r) == -EREMOTEIO);
     CHECK(strstr(said, "127.0.0.1:") && strstr(said, "over lo failed"));
+    CHECK(strstr(said, "the other process has ended"));
     if (sends)
         lc_net_tcp.close_send(comm);
     else
@@ -235,31 +242,96 @@ static void a_killed_peer_is_an_error_that_names_it(bool sends)
     lc_log_set_sink(NULL);
 }
 
+/* ---- a way that others break ---- */
+
+static struct pair open_through(struct relay *relay, struct lc_net_listen **listen)
+{
+    unsigned char handle[LC_NET_HANDLE_BYTES];
+
+    CHECK(lc_net_tcp.listen(ctx, 0, handle, listen) == 0);
+    relay_target(relay, pair_port(handle));
+    return pair_open(ctx, relay_port(relay));
+}
+
+static void cut_off(struct relay *relay)
+{
+    relay_refuse(relay, true);
+    while (relay_links(relay))
+        sched_yield();
+}
+
+/* Its farewell cannot arrive, for no socket is left; the receiver has to ask. */
+static void a_close_without_a_way_is_heard(void)
+{
+    struct relay *relay = relay_open((struct harm){ .kill_us = 1000 });
+    struct lc_net_listen *listen;
+    unsigned char byte = 0;
+    void *at = &byte;
+    size_t room = 1;
+    int tag = 0;
+    struct pair pair = open_through(relay, &listen);
+    struct lc_net_request *recv;
+
+    cut_off(relay);
+    CHECK(lc_net_tcp.irecv(pair.recv, 1, &at, &room, &tag, NULL, &recv) == 0 && recv);
+    lc_net_tcp.close_send(pair.send);
+    CHECK(wait_error(recv) == -EREMOTEIO);
+    CHECK(strstr(said, "the other side closed the connection"));
+    lc_net_tcp.close_recv(pair.recv);
+    lc_net_tcp.close_listen(listen);
+    relay_close(relay);
+}
+
+/* Whoever is there may come back: the sender is asked again and again, and nothing fails. */
+static void a_peer_that_is_there_is_waited_for(void)
+{
+    struct relay *relay = relay_open((struct harm){ .kill_us = 1000 });
+    struct lc_net_listen *listen;
+    struct pair pair = open_through(relay, &listen);
+    struct conn *receiver = (struct conn *)pair.recv;
+    unsigned probes = 0;
+
+    cut_off(relay);
+    while (probes < 8) {
+        bool done;
+        struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+
+        pthread_mutex_lock(&receiver->lock);
+        probes = receiver->probes;
+        done = receiver->error != 0;
+        pthread_mutex_unlock(&receiver->lock);
+        CHECK(!done && !lc_deadline_passed(end));
+        sched_yield();
+    }
+    relay_stop_killing(relay);
+    relay_refuse(relay, false);
+    pair_stream(&pair, 10, 100000, 4, 1);
+    pair_close(&pair);
+    lc_net_tcp.close_listen(listen);
+    relay_close(relay);
+}
+
 /* ---- no way to the peer ---- */
 
 static void both_sides_fail_when_the_way_is_gone(void)
 {
     struct relay *relay = relay_open((struct harm){ .kill_us = 1000 });
     struct lc_net_listen *listen;
-    unsigned char handle[LC_NET_HANDLE_BYTES];
     unsigned char byte = 0;
     void *at = &byte;
     size_t room = 1;
     int tag = 0;
-    struct pair pair;
+    struct pair pair = open_through(relay, &listen);
     struct lc_net_request *send;
     struct lc_net_request *recv;
 
-    CHECK(lc_net_tcp.listen(ctx, 0, handle, &listen) == 0);
-    relay_target(relay, pair_port(handle));
-    pair = pair_open(ctx, relay_port(relay));
-    relay_refuse(relay, true);
-    while (relay_links(relay))
-        sched_yield();
+    cut_off(relay);
     CHECK(lc_net_tcp.irecv(pair.recv, 1, &at, &room, &tag, NULL, &recv) == 0 && recv);
     CHECK(lc_net_tcp.isend(pair.send, &byte, 1, 0, NULL, &send) == 0 && send);
     CHECK(wait_error(recv) == -EREMOTEIO);
     CHECK(wait_error(send) == -EREMOTEIO);
+    CHECK(strstr(said, "receiving from 127.0.0.1:") && strstr(said, "sending to 127.0.0.1:"));
+    CHECK(strstr(said, "no way to it for 2 s"));
     pair_close(&pair);
     lc_net_tcp.close_listen(listen);
     relay_close(relay);
@@ -361,7 +433,11 @@ int main(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : "";
 
-    tcp_settings(strcmp(what, "limit") == 0 ? 6 : 3, 16384, strcmp(what, "peers") == 0 ? 2 : 60);
+    /* What does not wait for a deadline must not need one: 600 seconds are more than the test has. */
+    tcp_settings(strcmp(what, "limit") == 0 ? 6 : 3, 16384,
+                 strcmp(what, "deadline") == 0 ? 2
+                 : strcmp(what, "peers") == 0  ? 600
+                                               : 60);
     lc_log_set_level(LC_LOG_ERROR);
     if (strcmp(what, "strangers") == 0) {
         begin();
@@ -371,7 +447,13 @@ int main(int argc, char **argv)
         a_killed_peer_is_an_error_that_names_it(true);
         a_killed_peer_is_an_error_that_names_it(false);
         begin();
-        lc_log_set_level(LC_LOG_ERROR);
+        keep_what_is_said();
+        a_close_without_a_way_is_heard();
+        a_peer_that_is_there_is_waited_for();
+        lc_net_tcp.fini(ctx);
+    } else if (strcmp(what, "deadline") == 0) {
+        begin();
+        keep_what_is_said();
         both_sides_fail_when_the_way_is_gone();
         lc_net_tcp.fini(ctx);
     } else if (strcmp(what, "fork") == 0) {

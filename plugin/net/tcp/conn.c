@@ -58,14 +58,25 @@ void conn_unref(struct conn *conn)
 
 /* ---- failing ---- */
 
+static const char *device_name(const struct conn *conn)
+{
+    return engine.devices ? engine.devices[conn->dev].name : "?";
+}
+
 void conn_fail_locked(struct conn *conn, int code, const char *text)
 {
     if (conn->error || conn->closing)
         return;
     conn->error = code;
     (void)snprintf(conn->cause, sizeof(conn->cause), "%s", text);
-    lc_warn("%s %s over %s failed: %s", conn->sends ? "sending to" : "receiving from",
-            conn->peer_text, engine.devices ? engine.devices[conn->dev].name : "?", text);
+    /* At the end of a job processes go in any order, and nobody misses them. */
+    if (conn->acked < conn->posted)
+        lc_warn("%s %s over %s failed: %s", conn->sends ? "sending to" : "receiving from",
+                conn->peer_text, device_name(conn), text);
+    else
+        lc_info("%s %s over %s, where nothing waits, failed: %s",
+                conn->sends ? "sending to" : "receiving from", conn->peer_text, device_name(conn),
+                text);
 }
 
 void conn_fail(struct conn *conn, int code, const char *fmt, ...)
@@ -511,8 +522,7 @@ void conn_close(struct conn *conn)
 {
     pthread_mutex_lock(&engine.lock);
     engine_delist(conn);
-    if (!conn->sends)
-        engine_bury(conn);
+    engine_bury(conn);
     pthread_mutex_unlock(&engine.lock);
     for (int i = 0; i < conn->n_lanes; i++)
         lane_close(&conn->lanes[i]);

@@ -12,24 +12,32 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define REFUSED_NS   ((int64_t)3 * 1000000000) /* no one listens there any more */
+#define REFUSED_NS   ((int64_t)2 * 1000000000) /* no one listens there any more */
 #define RETRY_MIN_NS ((int64_t)2 * 1000000)
 #define RETRY_MAX_NS ((int64_t)1000 * 1000000)
+#define PROBE_MIN_NS ((int64_t)20 * 1000000)
+#define PROBE_MAX_NS ((int64_t)250 * 1000000)
 #define SCARCE_NS    ((int64_t)10 * 1000000000)
+
+static int64_t grown(int64_t pause, int64_t most, unsigned times)
+{
+    for (unsigned i = 0; i < times && pause < most; i++)
+        pause *= 2;
+    return pause < most ? pause : most;
+}
 
 void dial_again(struct talk *talk, const char *cause, bool refused)
 {
     struct lane *lane = talk->lane;
     struct conn *conn = lane->conn;
     int64_t now = lc_now_ns();
-    int64_t pause = RETRY_MIN_NS;
     bool dead = false;
 
     pthread_mutex_lock(&conn->lock);
-    for (unsigned i = 0; i < lane->tries && pause < RETRY_MAX_NS; i++)
-        pause *= 2;
-    lane->tries++;
-    lane->next_dial = now + (pause < RETRY_MAX_NS ? pause : RETRY_MAX_NS);
+    if (talk->kind == PROBE)
+        conn->next_probe = now + grown(PROBE_MIN_NS, PROBE_MAX_NS, conn->probes++);
+    else
+        lane->next_dial = now + grown(RETRY_MIN_NS, RETRY_MAX_NS, lane->tries++);
     atomic_store(&engine.attention, true);
     if (!refused) {
         conn->refused = 0;
@@ -81,32 +89,60 @@ static void bind_to_device(int fd, const struct conn *conn, unsigned tries)
                          (socklen_t)strlen(device->name));
 }
 
-void dial(struct lane *lane, uint32_t epoch, unsigned tries, int64_t now)
+/* Takes the reference on the lane's connection. NULL: no memory. */
+static struct talk *new_talk(enum kind kind, struct lane *lane, int fd, int64_t now)
 {
     struct conn *conn = lane->conn;
-    int fd = service_socket(conn->peer.sa.sa_family);
     int64_t patience = engine.timeout_ns / 4 + 1000000000;
-    struct talk *talk = service_add(DIAL, fd,
+    struct talk *talk = service_add(kind, fd,
                                     now + (patience < HANDSHAKE_NS ? patience : HANDSHAKE_NS));
 
     if (!talk) {
         if (fd >= 0)
             close(fd);
         pthread_mutex_lock(&conn->lock);
-        lane->next_dial = now + RETRY_MAX_NS;
+        if (kind == PROBE)
+            conn->next_probe = now + RETRY_MAX_NS;
+        else
+            lane->next_dial = now + RETRY_MAX_NS;
         pthread_mutex_unlock(&conn->lock);
         conn_unref(conn);
-        return;
+        return NULL;
     }
     talk->lane = lane;
+    talk->hello.kind = kind == PROBE ? LC_TCP_PROBE : LC_TCP_LANE;
     memcpy(talk->hello.token, conn->token, sizeof(talk->hello.token));
     memcpy(talk->hello.id, conn->id, sizeof(talk->hello.id));
     talk->hello.magic = LC_TCP_MAGIC;
     talk->hello.version = LC_TCP_VERSION;
     talk->hello.lane = (uint16_t)lane->index;
     talk->hello.lanes = (uint16_t)conn->n_lanes;
-    talk->hello.epoch = epoch;
+    talk->hello.epoch = 1;
     talk->hello.piece = conn->piece;
+    return talk;
+}
+
+static void begin(struct talk *talk, const union lc_tcp_address *to)
+{
+    if (connect(talk->fd, &to->sa, lc_tcp_address_size(to)) != 0 && errno != EINPROGRESS &&
+        errno != EINTR) {
+        dial_again(talk, strerror(errno), errno == ECONNREFUSED);
+        return;
+    }
+    if (service_poll(talk, EPOLLOUT | EPOLLIN | EPOLLRDHUP, true) != 0)
+        dial_again(talk, strerror(errno), false);
+}
+
+void dial(struct lane *lane, uint32_t epoch, unsigned tries, int64_t now)
+{
+    struct conn *conn = lane->conn;
+    int fd = service_socket(conn->peer.sa.sa_family);
+    struct talk *talk = new_talk(DIAL, lane, fd, now);
+
+    if (!talk)
+        return;
+    talk->hello.epoch = epoch;
+    engine_home(conn->dev, &talk->hello.home);
     if (fd < 0) {
         dial_again(talk, strerror(-fd), false);
         return;
@@ -117,13 +153,23 @@ void dial(struct lane *lane, uint32_t epoch, unsigned tries, int64_t now)
     }
     set_options(fd);
     bind_to_device(fd, conn, tries);
-    if (connect(fd, &conn->peer.sa, lc_tcp_address_size(&conn->peer)) != 0 &&
-        errno != EINPROGRESS && errno != EINTR) {
-        dial_again(talk, strerror(errno), errno == ECONNREFUSED);
+    begin(talk, &conn->peer);
+}
+
+/* Whoever listened at the sender's address and does so no more has ended; where no answer comes, it may only be out of
+ * reach, and the deadline decides. */
+void dial_probe(struct lane *lane, int64_t now)
+{
+    int fd = service_socket(lane->home.sa.sa_family);
+    struct talk *talk = new_talk(PROBE, lane, fd, now);
+
+    if (!talk)
+        return;
+    if (fd < 0) {
+        dial_again(talk, strerror(-fd), false);
         return;
     }
-    if (service_poll(talk, EPOLLOUT | EPOLLIN | EPOLLRDHUP, true) != 0)
-        dial_again(talk, strerror(errno), false);
+    begin(talk, &lane->home);
 }
 
 /* True if the whole hello has gone. */
@@ -184,6 +230,28 @@ static void attach_dialled(struct talk *talk)
     }
 }
 
+static void hear_closed(struct conn *conn, uint64_t acked)
+{
+    int err = 0;
+
+    pthread_mutex_lock(&conn->lock);
+    if (conn->sends)
+        err = conn_acked(conn, acked);
+    conn->peer_gone = true;
+    conn->told = true;
+    if (err || conn->acked < conn->posted)
+        conn_fail_locked(conn, -EREMOTEIO, "the other side closed the connection");
+    pthread_mutex_unlock(&conn->lock);
+}
+
+static void hear_refusal(struct conn *conn, const char *text)
+{
+    pthread_mutex_lock(&conn->lock);
+    conn->told = true;
+    pthread_mutex_unlock(&conn->lock);
+    conn_fail(conn, -EREMOTEIO, "%s", text);
+}
+
 static void take_reply(struct talk *talk)
 {
     struct conn *conn = talk->lane->conn;
@@ -194,24 +262,19 @@ static void take_reply(struct talk *talk)
         return;
     }
     switch (talk->reply.status) {
-    case LC_TCP_WELCOME: attach_dialled(talk); return;
+    case LC_TCP_WELCOME:
+        if (talk->kind == PROBE)
+            dial_again(talk, "it is there, and has not come back yet", false);
+        else
+            attach_dialled(talk);
+        return;
     case LC_TCP_STALE: dial_again(talk, "too late", false); return;
     case LC_TCP_FULL: postpone(talk); return;
-    case LC_TCP_CLOSED:
-        pthread_mutex_lock(&conn->lock);
-        err = conn_acked(conn, talk->reply.acked);
-        conn->peer_gone = true;
-        conn->told = true;
-        if (err || conn->acked < conn->posted)
-            conn_fail_locked(conn, -EREMOTEIO, "the other side closed the connection");
-        pthread_mutex_unlock(&conn->lock);
+    case LC_TCP_CLOSED: hear_closed(conn, talk->reply.acked); break;
+    case LC_TCP_FAILED:
+        hear_refusal(conn, "the other side has failed, and could not say why");
         break;
-    default:
-        pthread_mutex_lock(&conn->lock);
-        conn->told = true;
-        pthread_mutex_unlock(&conn->lock);
-        conn_fail(conn, -EREMOTEIO, "the other side knows nothing of this connection any more");
-        break;
+    default: hear_refusal(conn, "the other side knows nothing of this connection any more"); break;
     }
     service_end(talk, false);
 }

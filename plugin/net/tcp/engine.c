@@ -403,10 +403,27 @@ void engine_delist(struct conn *conn)
     conn_unref(conn);
 }
 
+void engine_home(int dev, struct lc_tcp_wire_address *out)
+{
+    union lc_tcp_address address = engine.devices[dev].address;
+
+    memset(out, 0, sizeof(*out));
+    pthread_mutex_lock(&engine.lock);
+    if (engine.listeners[dev].fd >= 0) {
+        if (address.sa.sa_family == AF_INET)
+            address.v4.sin_port = engine.listeners[dev].port;
+        else
+            address.v6.sin6_port = engine.listeners[dev].port;
+        lc_tcp_address_write(&address, out);
+    }
+    pthread_mutex_unlock(&engine.lock);
+}
+
 void engine_bury(struct conn *conn)
 {
     struct tombstone *t = &engine.tombstones[engine.n_tombstones++ % TOMBSTONES];
 
+    t->sent = conn->sends;
     memcpy(t->id, conn->id, sizeof(t->id));
     memcpy(t->token, conn->token, sizeof(t->token));
     pthread_mutex_lock(&conn->lock);

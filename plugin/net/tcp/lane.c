@@ -12,7 +12,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define READ_MAX ((size_t)1 << 20) /* of one readv: bounds the time of a call */
+#define READ_MAX       ((size_t)1 << 20)       /* of one readv: bounds the time of a call */
+#define PROBE_AFTER_NS ((int64_t)20 * 1000000) /* a sender that is there comes back sooner */
 
 void lane_init(struct lane *lane, struct conn *conn, int index)
 {
@@ -55,8 +56,10 @@ static void mark_down(struct lane *lane)
     struct conn *conn = lane->conn;
 
     lane->up = false;
-    if (--conn->n_up == 0)
+    if (--conn->n_up == 0) {
         conn->down_since = lc_now_ns();
+        conn->next_probe = conn->down_since + PROBE_AFTER_NS;
+    }
     for (int i = 0; i < conn->n_lanes; i++) {
         if (conn->lanes[i].announced_by == lane->index)
             conn->lanes[i].announced_by = -1;
@@ -133,6 +136,7 @@ void lane_attach(struct lane *lane, int fd, uint32_t epoch)
     conn->n_up++;
     conn->was_up = true;
     conn->refused = 0;
+    conn->probes = 0;
     conn->dirty = true;
     pthread_mutex_unlock(&conn->lock);
 }

@@ -253,6 +253,12 @@ static void dismiss(struct talk *talk, const char *why)
     service_end(talk, false);
 }
 
+static bool belongs(const struct conn *conn, const struct lc_tcp_hello *hello)
+{
+    return conn->sends == (hello->kind == LC_TCP_PROBE) && same_bytes(conn->id, hello->id) &&
+           same_bytes(conn->token, hello->token) && conn->n_lanes == hello->lanes;
+}
+
 /* The connection that a hello belongs to, with a reference; a new one where its listen is open. */
 static struct conn *find_conn(const struct talk *talk, struct lc_tcp_reply *reply)
 {
@@ -260,8 +266,7 @@ static struct conn *find_conn(const struct talk *talk, struct lc_tcp_reply *repl
     struct conn *conn;
 
     for (conn = engine.conns; conn; conn = conn->next) {
-        if (!conn->sends && same_bytes(conn->id, hello->id) &&
-            same_bytes(conn->token, hello->token) && conn->n_lanes == hello->lanes) {
+        if (belongs(conn, hello)) {
             conn_ref(conn);
             return conn;
         }
@@ -269,14 +274,15 @@ static struct conn *find_conn(const struct talk *talk, struct lc_tcp_reply *repl
     for (int i = 0; i < TOMBSTONES; i++) {
         const struct tombstone *t = &engine.tombstones[i];
 
-        if (t->until > lc_now_ns() && same_bytes(t->id, hello->id) &&
-            same_bytes(t->token, hello->token)) {
+        if (t->until > lc_now_ns() && t->sent == (hello->kind == LC_TCP_PROBE) &&
+            same_bytes(t->id, hello->id) && same_bytes(t->token, hello->token)) {
             reply->status = LC_TCP_CLOSED;
             reply->acked = t->acked;
             return NULL;
         }
     }
-    for (struct lc_net_listen *l = engine.listens; l; l = l->next) {
+    for (struct lc_net_listen *l = hello->kind == LC_TCP_LANE ? engine.listens : NULL; l;
+         l = l->next) {
         struct conn **last;
 
         if (!same_bytes(l->token, hello->token) || l->n_ready >= READY_MAX)
@@ -310,7 +316,7 @@ static bool token_is_known(const uint8_t *token)
     for (struct lc_net_listen *l = engine.listens; l && !known; l = l->next)
         known = same_bytes(l->token, token);
     for (struct conn *c = engine.conns; c && !known; c = c->next)
-        known = !c->sends && same_bytes(c->token, token);
+        known = same_bytes(c->token, token);
     for (int i = 0; i < TOMBSTONES && !known; i++)
         known = engine.tombstones[i].until > 0 && same_bytes(engine.tombstones[i].token, token);
     pthread_mutex_unlock(&engine.lock);
@@ -321,6 +327,37 @@ static bool send_reply(int fd, const struct lc_tcp_reply *reply)
 {
     /* The first bytes on a new socket: they always fit. */
     return send(fd, reply, sizeof(*reply), MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof(*reply);
+}
+
+/* Where the sender could be asked whether it is there. Not where addresses are translated on the way: then what refuses
+ * may be another machine. */
+static void note_home(struct lane *lane, const struct talk *talk)
+{
+    union lc_tcp_address home;
+    bool same;
+
+    if (lc_tcp_address_read(&talk->hello.home, engine.devices[lane->conn->dev].index, &home) != 0 ||
+        home.sa.sa_family != talk->from.sa.sa_family)
+        return;
+    if (home.sa.sa_family == AF_INET)
+        same = home.v4.sin_addr.s_addr == talk->from.v4.sin_addr.s_addr;
+    else
+        same = IN6_ARE_ADDR_EQUAL(&home.v6.sin6_addr, &talk->from.v6.sin6_addr);
+    pthread_mutex_lock(&lane->conn->lock);
+    lane->home = home;
+    lane->has_home = same;
+    pthread_mutex_unlock(&lane->conn->lock);
+}
+
+/* A receiver that has no socket left asks for its sender. */
+static void answer_probe(const struct talk *talk, struct conn *conn, struct lc_tcp_reply *reply)
+{
+    pthread_mutex_lock(&conn->lock);
+    if (conn->closing || conn->error)
+        reply->status = conn->closing ? LC_TCP_CLOSED : LC_TCP_FAILED;
+    pthread_mutex_unlock(&conn->lock);
+    conn_unref(conn);
+    (void)send_reply(talk->fd, reply);
 }
 
 /* The guest's socket becomes the lane's, whose earlier one ends here: from now on nothing that it may still hold is
@@ -334,7 +371,7 @@ static bool seat_guest(struct talk *talk, struct lane *lane, struct lc_tcp_reply
     pthread_mutex_lock(&lane->io);
     pthread_mutex_lock(&conn->lock);
     if (conn->closing || conn->error)
-        reply->status = LC_TCP_UNKNOWN;
+        reply->status = conn->closing ? LC_TCP_UNKNOWN : LC_TCP_FAILED;
     else if (lane->index > 0 && service_is_scarce(talk->fd))
         reply->status = LC_TCP_FULL;
     else if (epoch <= lane->epoch || epoch <= lane->retire)
@@ -352,6 +389,7 @@ static bool seat_guest(struct talk *talk, struct lane *lane, struct lc_tcp_reply
     if (ok && send_reply(talk->fd, reply)) {
         (void)epoll_ctl(engine.service_fd, EPOLL_CTL_DEL, talk->fd, NULL);
         lane_attach(lane, talk->fd, epoch);
+        note_home(lane, talk);
     } else if (ok) {
         ok = false;
         reply->status = LC_TCP_STATUSES; /* nothing more to say */
@@ -376,6 +414,11 @@ static void admit(struct talk *talk)
     pthread_mutex_lock(&engine.lock);
     conn = find_conn(talk, &reply);
     pthread_mutex_unlock(&engine.lock);
+    if (conn && conn->sends) {
+        answer_probe(talk, conn, &reply);
+        service_end(talk, false);
+        return;
+    }
     if (conn) {
         struct lane *lane = &conn->lanes[talk->hello.lane];
 
@@ -424,7 +467,7 @@ static void hear_guest(struct talk *talk)
 
 struct wanted {
     struct lane *lane;
-    uint32_t epoch;
+    uint32_t epoch; /* 0: a probe */
     unsigned tries;
 };
 #define WANTED 64
@@ -448,6 +491,27 @@ static void want_dials(struct conn *conn, int64_t now, struct wanted *wanted, in
     }
 }
 
+/* Of a receiver without a socket; asks at one of the places after the other. With conn->lock held. */
+static void want_probe(struct conn *conn, int64_t now, struct wanted *wanted, int *n, int64_t *next)
+{
+    if (conn->sends || conn->next_probe == INT64_MAX)
+        return;
+    if (conn->next_probe > now || *n == WANTED) {
+        *next = conn->next_probe < *next ? conn->next_probe : *next;
+        return;
+    }
+    for (int i = 0; i < conn->n_lanes; i++) {
+        struct lane *lane = &conn->lanes[((unsigned)i + conn->probes) % (unsigned)conn->n_lanes];
+
+        if (!lane->has_home)
+            continue;
+        conn->next_probe = INT64_MAX;
+        conn_ref(conn);
+        wanted[(*n)++] = (struct wanted){ .lane = lane };
+        return;
+    }
+}
+
 /* Returns whether the deadline of the connection has passed. */
 static bool look_at(struct conn *conn, int64_t now, struct wanted *wanted, int *n, int64_t *next)
 {
@@ -458,6 +522,7 @@ static bool look_at(struct conn *conn, int64_t now, struct wanted *wanted, int *
     if (conn->n_up == 0 && !conn->error && !conn->peer_gone && !conn->closing) {
         int64_t at = conn->down_since + engine.timeout_ns;
 
+        want_probe(conn, now, wanted, n, next);
         late = now >= at;
         *next = !late && at < *next ? at : *next;
     }
@@ -512,8 +577,12 @@ static int64_t look_after(int64_t now)
         n = 0;
         next = now + engine.timeout_ns;
         conn = look_at_all(now, wanted, &n, &next, &expired);
-        for (int i = 0; i < n; i++)
-            dial(wanted[i].lane, wanted[i].epoch, wanted[i].tries, now);
+        for (int i = 0; i < n; i++) {
+            if (wanted[i].epoch)
+                dial(wanted[i].lane, wanted[i].epoch, wanted[i].tries, now);
+            else
+                dial_probe(wanted[i].lane, now);
+        }
         if (conn && expired) {
             conn_close(conn); /* drops the reference of the caller, who never came back */
         } else if (conn) {

@@ -13,6 +13,7 @@ enum kind {
     LISTENER,
     GUEST,
     DIAL,
+    PROBE,
 };
 
 /* One socket that the service thread polls. */
@@ -29,7 +30,7 @@ struct talk {
     int dev;
     /* GUEST */
     union lc_tcp_address from;
-    /* DIAL */
+    /* DIAL, PROBE */
     struct lane *lane; /* with a reference on its connection */
     bool connected;
     bool hello_sent;
@@ -45,6 +46,7 @@ void service_end(struct talk *talk, bool keep);
 
 /* dial.c */
 void dial(struct lane *lane, uint32_t epoch, unsigned tries, int64_t now);
+void dial_probe(struct lane *lane, int64_t now);
 void dial_move(struct talk *talk);
 void dial_again(struct talk *talk, const char *cause, bool refused); /* this attempt is over */
 

@@ -158,6 +158,7 @@ static int begin_connect(int dev, const struct lc_tcp_handle *h, struct conn **o
 {
     union lc_tcp_address peer;
     struct conn *conn;
+    uint16_t home;
     int err;
 
     err = lc_tcp_address_read(&h->address, engine.devices[dev].index, &peer);
@@ -176,6 +177,9 @@ static int begin_connect(int dev, const struct lc_tcp_handle *h, struct conn **o
     if (!err)
         err = random_bytes(&conn->ticket, sizeof(conn->ticket));
     conn->ticket |= 1; /* 0 is none */
+    /* For the receiver that asks whether this process is still there; where that fails, it waits for its deadline. */
+    if (!err && engine.running)
+        (void)service_listen(dev, &home);
     if (!err)
         err = engine.running ? engine_enlist(conn) : -EINVAL;
     if (err) {

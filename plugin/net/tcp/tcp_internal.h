@@ -87,6 +87,8 @@ struct lane {
     struct piece sent[RING]; /* sender: number n at n % RING, told < n <= count */
     int64_t next_dial; /* sender: not before; INT64_MAX: a dial is on its way, or none is wanted */
     unsigned tries;
+    union lc_tcp_address home; /* receiver: where the sender's process listens, if has_home */
+    bool has_home;
 };
 
 struct conn {
@@ -126,8 +128,10 @@ struct conn {
     int n_up;
     bool was_up;
     int64_t down_since; /* with n_up == 0 */
-    unsigned refused;   /* sender: dials refused in a row */
+    unsigned refused;   /* dials, or a receiver's probes, refused in a row */
     int64_t refused_since;
+    int64_t next_probe; /* receiver with n_up == 0: not before; INT64_MAX: one is on its way */
+    unsigned probes;    /* since it had a socket */
 
     struct lane lanes[];
 };
@@ -145,8 +149,9 @@ struct listener {
     uint16_t port;
 };
 
-/* A receiver that was closed answers a sender whose last confirmation was lost. */
+/* A side that was closed answers the other one: a sender whose last confirmation, a receiver whose BYE was lost. */
 struct tombstone {
+    bool sent; /* a sender, for the receiver that asks */
     uint8_t id[LC_TCP_TOKEN];
     uint8_t token[LC_TCP_TOKEN];
     uint64_t acked;
@@ -202,6 +207,8 @@ void engine_wake(void);
 int engine_enlist(struct conn *conn);
 void engine_delist(struct conn *conn); /* with engine.lock held; the caller has a reference, too */
 void engine_bury(struct conn *conn);   /* with engine.lock held: a tombstone */
+void engine_home(int dev,
+                 struct lc_tcp_wire_address *out); /* where this process listens, or nothing */
 /* ADD or MOD; after MOD the pool looks at the lane at once, whatever it was told before. With lane->io held, or with
  * conn->lock held and the lane up, so that the descriptor is the lane's. */
 int engine_poll(struct lane *lane, int op);

@@ -11,7 +11,7 @@
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "frames are little-endian");
 _Static_assert(sizeof(struct lc_tcp_handle) == LC_NET_HANDLE_BYTES, "fills NCCL's handle");
 _Static_assert(sizeof(struct lc_tcp_wire_address) == 20, "no padding on the wire");
-_Static_assert(sizeof(struct lc_tcp_hello) == 64, "no padding on the wire");
+_Static_assert(sizeof(struct lc_tcp_hello) == 80, "no padding on the wire");
 _Static_assert(sizeof(struct lc_tcp_reply) == 40, "no padding on the wire");
 _Static_assert(sizeof(struct lc_tcp_frame) == 56, "no padding on the wire");
 _Static_assert(sizeof(struct lc_tcp_lane_word) == 16, "no padding on the wire");
@@ -51,7 +51,8 @@ int lc_tcp_hello_check(const struct lc_tcp_hello *hello)
 {
     if (hello->magic != LC_TCP_MAGIC || hello->version != LC_TCP_VERSION || hello->lanes == 0 ||
         hello->lanes > LC_TCP_LANES || hello->lane >= hello->lanes || hello->epoch == 0 ||
-        hello->piece < LC_TCP_PIECE_MIN || hello->piece > LC_TCP_PIECE_MAX)
+        hello->piece < LC_TCP_PIECE_MIN || hello->piece > LC_TCP_PIECE_MAX ||
+        hello->kind >= LC_TCP_KINDS)
         return -EPROTO;
     return 0;
 }

@@ -18,7 +18,7 @@
 #include <stdint.h>
 
 #define LC_TCP_MAGIC     0x6c63746370317e0aull
-#define LC_TCP_VERSION   1u
+#define LC_TCP_VERSION   2u
 #define LC_TCP_TOKEN     16
 #define LC_TCP_LANES     16 /* most of one connection */
 #define LC_TCP_WINDOW    64 /* most receives that are posted and not complete */
@@ -51,6 +51,12 @@ struct lc_tcp_handle {
     uint8_t reserved[68];
 };
 
+enum lc_tcp_kind {
+    LC_TCP_LANE,
+    LC_TCP_PROBE, /* from a receiver that has no socket left, to where its sender listens: is it still there? */
+    LC_TCP_KINDS
+};
+
 /* The token comes first: whoever does not know it is heard no further. */
 struct lc_tcp_hello {
     uint8_t token[LC_TCP_TOKEN];
@@ -61,7 +67,9 @@ struct lc_tcp_hello {
     uint8_t id[LC_TCP_TOKEN]; /* of the connection, chosen by its sender */
     uint32_t epoch;           /* of the lane: grows with every attempt */
     uint32_t piece;           /* no piece is longer */
-    uint8_t reserved[8];
+    uint8_t kind;
+    uint8_t pad[3];
+    struct lc_tcp_wire_address home; /* where the process that sends this listens, too */
 };
 
 enum lc_tcp_status {
@@ -70,6 +78,7 @@ enum lc_tcp_status {
     LC_TCP_STALE,  /* the lane has been told to end in this epoch: try the next */
     LC_TCP_FULL,   /* too few descriptors for this lane */
     LC_TCP_UNKNOWN,
+    LC_TCP_FAILED, /* the connection is there, and in error */
     LC_TCP_STATUSES
 };
 
