@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "perf/bench.h"
+#include "perf/net/net.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -264,9 +265,11 @@ int main(int argc, char **argv)
     if (strcmp(what, "worker") == 0 && argc == 4)
         return lc_bench_worker(3, 4, (pid_t)atoi(argv[2]), argv[3]);
     if (asks_for_help(argc, argv)) {
-        lc_bench_usage(stdout);
+        (strcmp(what, "net") == 0 ? lc_bnet_usage : lc_bench_usage)(stdout);
         return EXIT_SUCCESS;
     }
+    if (strcmp(what, "net") == 0)
+        return lc_bnet_main(argc - 1, argv + 1);
     if (strcmp(what, "compare") == 0)
         return lc_bench_compare(argc - 1, argv + 1);
     if (strcmp(what, "plot") == 0)
