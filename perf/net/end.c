@@ -230,17 +230,23 @@ static int run_streams(struct end *end, uint64_t messages)
     return err;
 }
 
-static int finish(struct end *end, struct stream *s, uint64_t count)
+/* Receives are posted ahead; what was sent is asked about beside, as NCCL does. `most` may have been sent. */
+static int wait_for(struct end *end, const struct stream *waited, uint64_t count, uint64_t most,
+                    uint64_t messages)
 {
+    struct stream *out = &end->streams[0];
+    struct stream *in = &end->streams[1];
     int err = 0;
 
-    while (!err && s->done < count) {
+    do {
         bool moved = false;
 
-        err = step(end, s, count, &moved);
+        err = step(end, out, most, &moved);
+        if (!err)
+            err = step(end, in, messages, &moved);
         if (!err)
             err = rest(end, moved);
-    }
+    } while (!err && waited->done < count);
     return err;
 }
 
@@ -250,15 +256,9 @@ static int run_pingpong(struct end *end, uint64_t messages)
     struct stream *in = &end->streams[1];
     int err = 0;
 
-    for (uint64_t i = 1; i <= messages && !err; i++) {
-        if (end->index == 0)
-            err = finish(end, out, i);
-        if (!err)
-            err = finish(end, in, i);
-        if (!err && end->index == 1)
-            err = finish(end, out, i);
-    }
-    return err;
+    for (uint64_t i = 1; i <= messages && !err; i++)
+        err = wait_for(end, in, i, end->index == 0 ? i : i - 1, messages);
+    return err ? err : wait_for(end, out, messages, messages, messages);
 }
 
 static int64_t cpu_ns(void)
