@@ -14,19 +14,21 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-#define POSTED 6
+#define POSTED 6  /* at first */
+#define MORE   40 /* and so many on the way: what came before its receive is taken then */
 #define ROOM   300
 
 static void post(struct conn *conn, unsigned char *buffers)
 {
-    for (unsigned i = 0; i < POSTED; i++) {
-        conn->ring[i] = (struct lc_net_request){ .conn = conn,
-                                                 .data = buffers + (size_t)i * ROOM,
-                                                 .seq = i,
-                                                 .size = i * ROOM / (POSTED - 1),
-                                                 .used = true };
-    }
-    conn->posted = POSTED;
+    uint64_t i = conn->posted++;
+
+    conn->ring[i] = (struct lc_net_request){ .conn = conn,
+                                             .data = buffers + (size_t)i * ROOM,
+                                             .seq = i,
+                                             .size = i % POSTED * ROOM / (POSTED - 1),
+                                             .used = true };
+    if (!conn->sends)
+        conn_take_early(conn, &conn->ring[i]);
 }
 
 /* Mostly sane numbers; the flags choose what is left as it came. */
@@ -38,7 +40,7 @@ static size_t make_frame(struct input *in, struct conn *conn, struct lane *lane,
 
     f.type = (uint8_t)(take_byte(in) % LC_TCP_FRAMES);
     f.lane = take_byte(in) & 3;
-    f.seq = take_byte(in) % (POSTED + 1);
+    f.seq = take_byte(in) % (POSTED + MORE);
     f.size = take_byte(in) * 2u;
     f.offset = take_byte(in) * 2u;
     f.length = take_byte(in);
@@ -83,13 +85,15 @@ static int give(struct lane *lane, const unsigned char *bytes, size_t size)
 
 static void hear(struct input *in, bool sends)
 {
-    unsigned char *buffers = calloc(POSTED, ROOM); /* of its own, so that a byte beyond is seen */
+    unsigned char *buffers = calloc(POSTED + MORE,
+                                    ROOM); /* of its own, so that a byte beyond is seen */
     struct conn *conn = conn_new(sends, 0, 3, LC_TCP_PIECE_MIN);
     unsigned char bytes[sizeof(struct lc_tcp_frame) + 1024];
 
     if (!buffers || !conn)
         abort();
-    post(conn, buffers);
+    for (unsigned i = 0; i < POSTED; i++)
+        post(conn, buffers);
     for (int i = 0; i < conn->n_lanes; i++) {
         conn->lanes[i].up = true;
         conn->lanes[i].epoch = 1;
@@ -102,6 +106,8 @@ static void hear(struct input *in, bool sends)
 
         conn->lanes[1].up = take_byte(in) & 1;
         conn->lanes[1].settled = take_byte(in) & 1;
+        if (take_byte(in) % 4 == 0 && conn->posted < POSTED + MORE)
+            post(conn, buffers);
         if (give(lane, bytes, n) != 0)
             break;
         if (sends) {

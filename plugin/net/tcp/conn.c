@@ -53,6 +53,7 @@ void conn_unref(struct conn *conn)
         pthread_mutex_destroy(&conn->lanes[i].io);
     pthread_mutex_destroy(&conn->lock);
     free(conn->redo);
+    free(conn->early);
     free(conn);
 }
 
@@ -254,6 +255,16 @@ int conn_take_control(struct lane *lane, const struct lc_tcp_frame *f, const uns
     return err;
 }
 
+/* The receiver has a place for the next message. With conn->lock held. */
+static bool may_cut(const struct conn *conn)
+{
+    if (conn->cut >= conn->posted)
+        return false;
+    return conn->cut < conn->credit ||
+           (conn->ring[conn->cut % LC_TCP_WINDOW].size <= LC_TCP_EARLY_MAX &&
+            conn->cut - conn->acked < LC_TCP_EARLY);
+}
+
 /* The next piece that this lane may send; false: none. With conn->lock held. */
 static bool next_piece(struct lane *lane, struct piece *out)
 {
@@ -268,13 +279,13 @@ static bool next_piece(struct lane *lane, struct piece *out)
         if (out->seq >= conn->acked)
             return true;
     }
-    if (conn->cut >= conn->posted || conn->cut >= conn->credit)
+    if (!may_cut(conn))
         return false;
     r = &conn->ring[conn->cut % LC_TCP_WINDOW];
     left = r->size - r->moved;
     *out = (struct piece){ r->seq, r->moved, left < conn->piece ? left : conn->piece };
     /* Too long: the receiver shall see its length, and not a byte of it. */
-    if (r->size > conn->credit_size[r->seq % LC_TCP_WINDOW])
+    if (r->seq < conn->credit && r->size > conn->credit_size[r->seq % LC_TCP_WINDOW])
         *out = (struct piece){ r->seq, 0, 0 };
     r->moved += out->length;
     if (out->length == left || out->length == 0)
@@ -354,6 +365,7 @@ static void fill_receiver(struct lane *lane)
     if (!conn->dirty)
         return;
     conn->dirty = false;
+    conn->told_posted = conn->posted;
     for (int i = 0; i < conn->n_lanes; i++) {
         struct lane *about = &conn->lanes[i];
         struct lc_tcp_lane_word word = { about->count, about->epoch, about->up };
@@ -387,24 +399,108 @@ static int find_message(struct conn *conn, const struct lc_tcp_frame *f)
     return 0;
 }
 
+/* All that are complete in a row. With conn->lock held. */
+static void confirm_complete(struct conn *conn)
+{
+    while (conn->acked < conn->posted && conn->ring[conn->acked % LC_TCP_WINDOW].complete &&
+           conn->ring[conn->acked % LC_TCP_WINDOW].seq == conn->acked)
+        conn->acked++;
+    conn->dirty = true;
+}
+
+/* ---- messages that come before their receives ---- */
+
+static int begin_early(struct lane *lane, const struct lc_tcp_frame *f)
+{
+    struct conn *conn = lane->conn;
+    struct early *early;
+
+    if (f->seq - conn->acked >= LC_TCP_EARLY || f->size > LC_TCP_EARLY_MAX || f->length != f->size)
+        return -EPROTO;
+    if (!conn->early) {
+        conn->early = calloc(LC_TCP_EARLY, sizeof(*conn->early));
+        if (!conn->early) {
+            conn_fail_locked(conn, -ENOMEM, "no memory for early messages");
+            return -ENOMEM;
+        }
+    }
+    early = &conn->early[f->seq % LC_TCP_EARLY];
+    if (early->full)
+        return -EPROTO;
+    lane->rx = *f;
+    lane->dst = early->bytes;
+    lane->dst_left = f->length;
+    lane->in_piece = true;
+    lane->in_early = true;
+    return 0;
+}
+
+static void fail_too_long(struct conn *conn, uint64_t length, uint64_t size)
+{
+    char text[CAUSE];
+
+    (void)snprintf(text, sizeof(text),
+                   "a message of %" PRIu64 " bytes came for a buffer of %" PRIu64, length, size);
+    conn_fail_locked(conn, -EMSGSIZE, text);
+}
+
+void conn_take_early(struct conn *conn, struct lc_net_request *r)
+{
+    struct early *early = conn->early ? &conn->early[r->seq % LC_TCP_EARLY] : NULL;
+
+    if (!early || !early->full || early->seq != r->seq)
+        return;
+    if (early->length > r->size) {
+        fail_too_long(conn, early->length, r->size);
+        return;
+    }
+    if (early->length)
+        memcpy(r->data, early->bytes, early->length);
+    early->full = false;
+    r->known = true;
+    r->length = r->moved = early->length;
+    r->complete = true;
+    confirm_complete(conn);
+}
+
+/* Two lanes may bring the same message only if the peer is not one of ours: the second finds the place taken, or its
+ * receive complete. */
+static void end_early(struct lane *lane)
+{
+    struct conn *conn = lane->conn;
+    struct early *early = &conn->early[lane->rx.seq % LC_TCP_EARLY];
+    struct lc_net_request *r = &conn->ring[lane->rx.seq % LC_TCP_WINDOW];
+
+    lane->in_early = false;
+    if (early->full || lane->rx.seq < conn->acked) {
+        conn_fail_locked(conn, -EPROTO, "a message came twice");
+        return;
+    }
+    early->full = true;
+    early->seq = lane->rx.seq;
+    early->length = lane->rx.length;
+    if (early->seq < conn->posted && !r->complete)
+        conn_take_early(conn, r);
+}
+
 int conn_begin_piece(struct lane *lane, const struct lc_tcp_frame *f)
 {
     struct conn *conn = lane->conn;
     struct lc_net_request *r = &conn->ring[f->seq % LC_TCP_WINDOW];
-    char text[CAUSE];
+    bool early;
     int err;
 
     pthread_mutex_lock(&conn->lock);
-    err = f->number == lane->count + 1 ? find_message(conn, f) : -EPROTO;
-    if (err == -EMSGSIZE) {
-        (void)snprintf(text, sizeof(text),
-                       "a message of %" PRIu64 " bytes came for a buffer of %" PRIu64, f->size,
-                       r->size);
-        conn_fail_locked(conn, err, text);
-    }
+    early = f->seq >= conn->posted;
+    if (f->number != lane->count + 1)
+        err = -EPROTO;
+    else
+        err = early ? begin_early(lane, f) : find_message(conn, f);
+    if (err == -EMSGSIZE)
+        fail_too_long(conn, f->size, r->size);
     if (!err && conn->error)
         err = conn->error;
-    if (!err) {
+    if (!err && !early) {
         lane->rx = *f;
         lane->dst = r->data + f->offset;
         lane->dst_left = f->length;
@@ -421,13 +517,14 @@ void conn_end_piece(struct lane *lane)
 
     pthread_mutex_lock(&conn->lock);
     lane->count++;
-    r->moved += lane->rx.length;
-    if (r->moved == r->length) {
-        r->complete = true;
-        while (conn->acked < conn->posted && conn->ring[conn->acked % LC_TCP_WINDOW].complete &&
-               conn->ring[conn->acked % LC_TCP_WINDOW].seq == conn->acked)
-            conn->acked++;
-        conn->dirty = true;
+    if (lane->in_early) {
+        end_early(lane);
+    } else {
+        r->moved += lane->rx.length;
+        if (r->moved == r->length) {
+            r->complete = true;
+            confirm_complete(conn);
+        }
     }
     if (lane->count - lane->told >= RING / 4)
         conn->dirty = true;

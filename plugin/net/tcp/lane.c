@@ -35,6 +35,7 @@ static void reset(struct lane *lane)
     lane->dst = NULL;
     lane->dst_left = 0;
     lane->in_piece = false;
+    lane->in_early = false;
     lane->out_cut = false;
     lane->iov_at = lane->iov_n = 0;
 }

@@ -375,7 +375,11 @@ static struct lc_net_request *post(struct conn *conn, void *data, size_t size, i
                                       .tag = tag,
                                       .used = true };
         conn->posted++;
-        conn->dirty = !conn->sends;
+        if (!conn->sends) {
+            /* Every confirmation tells of new receives, too: by itself that is worth a frame when there may be no other. */
+            conn->dirty |= conn->told_posted < conn->acked + 3;
+            conn_take_early(conn, r);
+        }
     }
     pthread_mutex_unlock(&conn->lock);
     return r;

@@ -22,10 +22,10 @@
 #include <stdatomic.h>
 #include <sys/uio.h>
 
-#define RING     64   /* pieces of one lane that are sent and not confirmed */
-#define BATCH    8    /* frames of one sendmsg */
-#define IOVS     16   /* a header and a payload each */
-#define IN_BYTES 4096 /* holds any frame without its payload, and short messages whole */
+#define RING     64    /* pieces of one lane that are sent and not confirmed */
+#define BATCH    8     /* frames of one sendmsg */
+#define IOVS     16    /* a header and a payload each */
+#define IN_BYTES 10240 /* holds any frame without its payload, and short messages whole */
 #define CAUSE    200
 
 struct piece {
@@ -48,6 +48,14 @@ struct lc_net_request {
     bool complete;
 };
 
+/* A message that came before its receive was posted. */
+struct early {
+    bool full;
+    uint64_t seq;
+    uint64_t length;
+    unsigned char bytes[LC_TCP_EARLY_MAX];
+};
+
 struct lane {
     struct conn *conn;
     int index;
@@ -65,7 +73,8 @@ struct lane {
     unsigned char *dst;     /* where the rest of it goes */
     size_t dst_left;
     bool in_piece;
-    bool out_cut; /* a part of the batch has gone: the rest must follow */
+    bool in_early; /* it goes to conn->early */
+    bool out_cut;  /* a part of the batch has gone: the rest must follow */
     int iov_at;
     int iov_n;
     uint64_t oldest; /* message in the batch */
@@ -119,7 +128,9 @@ struct conn {
     uint64_t credit_size[LC_TCP_WINDOW]; /* sender: their sizes */
     struct piece *redo;                  /* sender: n_lanes * RING; to be sent again */
     int n_redo;
-    bool dirty; /* receiver: a CONTROL is due */
+    uint64_t told_posted; /* receiver: in the last CONTROL */
+    struct early *early;  /* receiver: number n at n % LC_TCP_EARLY; NULL until the first comes */
+    bool dirty;           /* receiver: a CONTROL is due */
     bool closing;
     bool peer_gone; /* it said BYE */
     bool told;      /* the peer knows of the error, or caused it */
@@ -235,6 +246,8 @@ int conn_acked(struct conn *conn, uint64_t acked);  /* with conn->lock held */
 int conn_take_control(struct lane *lane, const struct lc_tcp_frame *f, const unsigned char *body);
 int conn_begin_piece(struct lane *lane, const struct lc_tcp_frame *f);
 void conn_end_piece(struct lane *lane);
+void conn_take_early(struct conn *conn,
+                     struct lc_net_request *r); /* with conn->lock held: r was posted */
 int conn_bye(struct lane *lane, const struct lc_tcp_frame *f);
 int conn_down(struct lane *lane, const struct lc_tcp_frame *f);
 void conn_fill_batch(struct lane *lane); /* with io held: what is to be sent next, if anything */

@@ -7,8 +7,8 @@
  * Messages are numbered from 0 in the order of isend and irecv. A message is cut into pieces; any lane may carry any
  * piece, and each lane counts its pieces over its whole life, through broken sockets. The receiver's CONTROL says how
  * many messages have come, how many receives are posted and how long they are, and how many pieces each lane has
- * brought: the sender sends a message only when its receive is posted, and on a broken lane the difference between
- * its own count and the receiver's is exactly what it has to send again. */
+ * brought: the sender sends a message only when its receive is posted, but for short ones a few ahead (LC_TCP_EARLY), and
+ * on a broken lane the difference between its own count and the receiver's is exactly what it has to send again. */
 #ifndef LC_PLUGIN_NET_TCP_WIRE_H
 #define LC_PLUGIN_NET_TCP_WIRE_H
 
@@ -17,11 +17,14 @@
 #include <netinet/in.h>
 #include <stdint.h>
 
-#define LC_TCP_MAGIC     0x6c63746370317e0aull
-#define LC_TCP_VERSION   2u
-#define LC_TCP_TOKEN     16
-#define LC_TCP_LANES     16 /* most of one connection */
-#define LC_TCP_WINDOW    64 /* most receives that are posted and not complete */
+#define LC_TCP_MAGIC   0x6c63746370317e0aull
+#define LC_TCP_VERSION 2u
+#define LC_TCP_TOKEN   16
+#define LC_TCP_LANES   16 /* most of one connection */
+#define LC_TCP_WINDOW  64 /* most receives that are posted and not complete */
+#define LC_TCP_EARLY \
+    32 /* so many messages beyond the last confirmed one may come before their receives */
+#define LC_TCP_EARLY_MAX 8192 /* if they are no longer than this, and in one piece */
 #define LC_TCP_MAX_BYTES ((uint64_t)1 << 40)
 #define LC_TCP_PIECE_MIN ((uint32_t)4096)
 #define LC_TCP_PIECE_MAX ((uint32_t)16 << 20)
