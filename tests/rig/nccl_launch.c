@@ -30,15 +30,22 @@ struct batch {
     size_t count, room;
 };
 
+/* Communicators go in an order that all ranks have, as with NCCL from 2.26 on: by a number of theirs, not as they were
+ * named first. */
 static struct launch *find_launch(struct batch *batch, ncclComm_t comm)
 {
+    size_t at = batch->count;
     struct launch *launch;
 
     for (size_t i = 0; i < batch->count; i++)
         if (batch->list[i].comm == comm)
             return &batch->list[i];
     batch->list = rig_grow(batch->list, batch->count, &batch->room, sizeof(*batch->list));
-    launch = &batch->list[batch->count++];
+    while (at > 0 && memcmp(&batch->list[at - 1].comm->clique->id, &comm->clique->id,
+                            sizeof(comm->clique->id)) > 0)
+        at--;
+    launch = &batch->list[at];
+    memmove(launch + 1, launch, (batch->count++ - at) * sizeof(*launch));
     *launch = (struct launch){ .comm = comm, .plan = rig_alloc(sizeof(*launch->plan)) };
     launch->plan->comm = comm;
     return launch;
