@@ -106,7 +106,7 @@ static int read_path(struct lc_topo *topo, const char *path)
     if (fd < 0 || fstat(fd, &st) != 0)
         err = lc_topo_fail(topo, errno, 0, "%s", strerror(errno));
     else if (S_ISDIR(st.st_mode))
-        err = lc_topo_read_sysfs(topo, path);
+        err = lc_topo_read_sysfs(topo, path, false);
     else if (!S_ISREG(st.st_mode))
         err = lc_topo_fail(topo, EINVAL, 0, "neither a file nor a folder");
     else
@@ -116,18 +116,11 @@ static int read_path(struct lc_topo *topo, const char *path)
     return err;
 }
 
-static int read_machine(struct lc_topo *topo)
-{
-    int err = lc_topo_read_sysfs(topo, "/");
-
-    return err ? err : lc_topo_read_nvml(topo);
-}
-
 int lc_topo_load(const char *path, struct lc_topo **out, char *error, size_t error_size)
 {
     struct lc_topo *topo = begin(path ? path : "this machine", LC_TOPO_SYSFS, error, error_size);
 
     if (!topo)
         return -ENOMEM;
-    return finish(topo, path ? read_path(topo, path) : read_machine(topo), out);
+    return finish(topo, path ? read_path(topo, path) : lc_topo_read_sysfs(topo, "/", true), out);
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * NCCL's graph of a machine and its search: breadth first from every GPU and port, a way replaced when its type is
- * better, or its bandwidth at the same type, or its length at the same bandwidth. */
+ * NCCL's graph of a machine and its search, as 2.28 to 2.30 have them (2.31 looks at a way's type before its bandwidth):
+ * breadth first from every GPU and port; a way is replaced by one of the same length and more bandwidth. Of equal ways
+ * the first one stands, so the order of a vertex's links is part of the rule. */
 #include "topology/paths.h"
 
 #include <errno.h>
@@ -11,6 +12,8 @@
 #define MAX_OF_KIND 576 /* NCCL_TOPO_MAX_NODES of the newest release */
 #define LOCAL       5000.0
 #define SWITCHES    LC_TOPO_SWITCHES
+#define WHOLE       (-1) /* a switch that has its parts, and becomes none */
+#define MAX_PARTS   128  /* of one switch; NCCL holds as many links */
 
 #define LINK_NVL LC_TOPO_LINK_NVL
 #define LINK_C2C LC_TOPO_LINK_C2C
@@ -18,21 +21,51 @@
 #define LINK_SYS LC_TOPO_LINK_SYS
 #define LINK_NET LC_TOPO_LINK_NET
 
+/* The links of a vertex stand by bandwidth, equal ones as they came. */
+static void insert(struct lc_topo_paths *paths, int e)
+{
+    int *at = &paths->first[paths->edges[e].from];
+
+    while (*at >= 0 && paths->edges[*at].gbps >= paths->edges[e].gbps)
+        at = &paths->edges[*at].next;
+    paths->edges[e].next = *at;
+    *at = e;
+}
+
+static void unlink_edge(struct lc_topo_paths *paths, int e)
+{
+    int *at = &paths->first[paths->edges[e].from];
+
+    while (*at != e)
+        at = &paths->edges[*at].next;
+    *at = paths->edges[e].next;
+}
+
+static void append(struct lc_topo_paths *paths, int e)
+{
+    int *at = &paths->first[paths->edges[e].from];
+
+    while (*at >= 0)
+        at = &paths->edges[*at].next;
+    paths->edges[e].next = -1;
+    *at = e;
+}
+
 static int add_edge(struct lc_topo_paths *paths, int from, int to, enum lc_topo_link_type type,
                     double gbps)
 {
-    if (type != LINK_SYS) { /* links side by side count together; there is one from CPU to CPU */
-        for (int at = paths->first[from]; paths->edges && at >= 0; at = paths->edges[at].next) {
-            struct lc_topo_edge *edge = &paths->edges[at];
+    for (int at = paths->first[from]; at >= 0; at = paths->edges[at].next) {
+        struct lc_topo_edge *edge = &paths->edges[at];
 
-            if (edge->to == to && edge->type == type) {
-                edge->gbps += gbps;
-                return 0;
-            }
+        if (edge->to == to && edge->type == type) { /* links side by side count together */
+            unlink_edge(paths, at);
+            edge->gbps += gbps;
+            insert(paths, at);
+            return 0;
         }
     }
     if (paths->edge_count == paths->edge_room) {
-        size_t room = paths->edge_room ? 2 * paths->edge_room : 256;
+        size_t room = 2 * paths->edge_room;
         void *edges = realloc(paths->edges, room * sizeof(*paths->edges));
 
         if (!edges)
@@ -40,9 +73,8 @@ static int add_edge(struct lc_topo_paths *paths, int from, int to, enum lc_topo_
         paths->edges = edges;
         paths->edge_room = room;
     }
-    paths->edges[paths->edge_count] = (struct lc_topo_edge){ from, to, paths->first[from], type,
-                                                             gbps };
-    paths->first[from] = (int)paths->edge_count++;
+    paths->edges[paths->edge_count] = (struct lc_topo_edge){ from, to, -1, type, gbps };
+    insert(paths, (int)paths->edge_count++);
     return 0;
 }
 
@@ -108,48 +140,149 @@ static int switch_generation(const struct lc_topo_pci *pci, int level)
     return pci->device == 0xc030 && pci->subdevice >> 12 == level ? 5 : 0;
 }
 
-static void merge_switches(struct lc_topo_paths *paths)
+/* NCCL numbers the cards without a PCI function alike whatever their NUMA node: the first one has all their ports. */
+static int first_virtual(const struct lc_topo_paths *paths, int nic)
+{
+    const struct lc_topo *topo = paths->topo;
+    int at = lc_topo_next(topo, LC_TOPO_NIC, -1);
+
+    while (at != nic && (topo->nodes[topo->nodes[at].parent].type != LC_TOPO_CPU ||
+                         topo->nodes[topo->nodes[at].parent].cpu.host !=
+                             topo->nodes[topo->nodes[nic].parent].cpu.host))
+        at = lc_topo_next(topo, LC_TOPO_NIC, at);
+    return at;
+}
+
+static void merge_cards(struct lc_topo_paths *paths)
 {
     const struct lc_topo_node *nodes = paths->topo->nodes;
 
     for (int i = 0; i < paths->topo->count; i++) {
-        int parent = nodes[i].parent;
-        int generation;
-
         paths->merged[i] = i;
-        if (nodes[i].type != LC_TOPO_PCI || nodes[i].pci.kind != LC_TOPO_PCI_BRIDGE ||
-            nodes[parent].type != LC_TOPO_PCI || paths->merged[parent] != parent)
-            continue;
-        generation = switch_generation(&nodes[parent].pci, 0);
-        if (generation && switch_generation(&nodes[i].pci, 1) == generation)
-            paths->merged[i] = parent;
+        if (nodes[i].type == LC_TOPO_NIC && nodes[nodes[i].parent].type == LC_TOPO_CPU)
+            paths->merged[i] = first_virtual(paths, i);
     }
 }
 
-static int add_links(struct lc_topo_paths *paths, int gpu)
+static const struct lc_topo_pci *switch_at(const struct lc_topo_paths *paths, int at)
+{
+    const struct lc_topo_node *node = at == SWITCHES ? NULL : &paths->topo->nodes[at - 1];
+
+    return node && node->type == LC_TOPO_PCI ? &node->pci : NULL;
+}
+
+/* The links of a part become the last ones of the whole. */
+static void flatten(struct lc_topo_paths *paths, int whole, int part)
+{
+    while (paths->first[part] >= 0) {
+        int e = paths->first[part];
+        struct lc_topo_edge *edge = &paths->edges[e];
+        int back = paths->first[edge->to];
+
+        paths->first[part] = edge->next;
+        if (edge->to == whole)
+            continue;
+        edge->from = whole;
+        append(paths, e);
+        while (back >= 0 && paths->edges[back].to != part)
+            back = paths->edges[back].next;
+        if (back >= 0)
+            paths->edges[back].to = whole;
+    }
+}
+
+static void merge_switch(struct lc_topo_paths *paths, int whole)
+{
+    const struct lc_topo_pci *pci = switch_at(paths, whole);
+    int generation = pci ? switch_generation(pci, 0) : 0;
+    int parts[MAX_PARTS];
+    int count = 0;
+
+    if (!generation || paths->merged[whole - 1] != whole - 1)
+        return;
+    for (int e = paths->first[whole]; e >= 0; e = paths->edges[e].next) {
+        int part = paths->edges[e].to;
+        const struct lc_topo_pci *other = switch_at(paths, part);
+
+        if (!other || switch_generation(other, 1) != generation || count == MAX_PARTS ||
+            paths->merged[part - 1] != part - 1)
+            continue;
+        unlink_edge(paths, e);
+        paths->merged[part - 1] = whole - 1;
+        parts[count++] = part;
+    }
+    for (int i = 0; i < count; i++)
+        flatten(paths, whole, parts[i]);
+    paths->merged[whole - 1] = WHOLE;
+}
+
+/* The link that leads up stands last. */
+static void sort_links(struct lc_topo_paths *paths, int at, int up, int depth)
+{
+    for (int e = up < 0 ? -1 : paths->first[at]; e >= 0; e = paths->edges[e].next) {
+        if (paths->edges[e].to != up)
+            continue;
+        unlink_edge(paths, e);
+        append(paths, e);
+        break;
+    }
+    for (int e = paths->first[at]; e >= 0 && depth < 2 * LC_TOPO_MAX_DEPTH;
+         e = paths->edges[e].next) {
+        if (paths->edges[e].type == LINK_PCI && paths->edges[e].to != up)
+            sort_links(paths, paths->edges[e].to, at, depth + 1);
+    }
+}
+
+/* Of NVLinks and XGMI those between GPUs are there once in each direction. */
+static int add_link(struct lc_topo_paths *paths, int at)
 {
     const struct lc_topo *topo = paths->topo;
+    const struct lc_topo_link *link = &topo->nodes[at].link;
+    int gpu = topo->nodes[at].parent;
+    double gbps = link->count * link_gbps(topo, gpu, topo->nodes[at].type);
+    int peer = lc_topo_above(topo, gpu, LC_TOPO_CPU);
+
+    if (link->target_class == 0x068001)
+        return connect(paths, vertex(gpu), vertex(peer), LINK_NVL, gbps);
+    if (link->target_class == 0x068000)
+        return connect(paths, vertex(gpu), SWITCHES, LINK_NVL, gbps);
+    if (link->node < 0)
+        return 0;
+    peer = lc_topo_find_child(topo, link->node, LC_TOPO_GPU, NULL, NULL);
+    return peer < 0 || peer == gpu ? 0 : add_edge(paths, vertex(gpu), vertex(peer), LINK_NVL, gbps);
+}
+
+static int add_c2c(struct lc_topo_paths *paths, int at)
+{
+    const struct lc_topo_node *node = &paths->topo->nodes[at];
+
+    return connect(paths, vertex(node->parent),
+                   vertex(lc_topo_above(paths->topo, node->parent, LC_TOPO_CPU)), LINK_C2C,
+                   (double)node->link.mbps * node->link.count / 1000);
+}
+
+/* Switches that are wired to each other beside the tree. */
+static int add_pcilink(struct lc_topo_paths *paths, int at)
+{
+    const struct lc_topo_node *nodes = paths->topo->nodes;
+    int from = nodes[at].parent;
+    int to = nodes[at].link.node;
+
+    if (to < 0 || nodes[from].type != LC_TOPO_PCI || nodes[from].pci.kind != LC_TOPO_PCI_BRIDGE ||
+        nodes[to].pci.kind != LC_TOPO_PCI_BRIDGE)
+        return 0;
+    return add_edge(paths, vertex(from), vertex(to), LC_TOPO_LINK_LOC, LOCAL);
+}
+
+static int add_links(struct lc_topo_paths *paths, enum lc_topo_type type)
+{
     int err = 0;
 
-    for (int at = topo->nodes[gpu].child; at >= 0 && !err; at = topo->nodes[at].next) {
-        const struct lc_topo_link *link = &topo->nodes[at].link;
-        enum lc_topo_type type = topo->nodes[at].type;
-        double gbps = link->count * link_gbps(topo, gpu, type);
-        int peer = lc_topo_above(topo, gpu, LC_TOPO_CPU);
-
-        if (type == LC_TOPO_C2C) {
-            err = connect(paths, vertex(gpu), vertex(peer), LINK_C2C,
-                          (double)link->mbps * link->count / 1000);
-        } else if (link->target_class == 0x068001) {
-            err = connect(paths, vertex(gpu), vertex(peer), LINK_NVL, gbps);
-        } else if (link->target_class == 0x068000) {
-            err = connect(paths, vertex(gpu), SWITCHES, LINK_NVL, gbps);
-        } else if (link->node >= 0) {
-            peer = lc_topo_find_child(topo, link->node, LC_TOPO_GPU, NULL, NULL);
-            if (peer >= 0 && peer != gpu)
-                err = add_edge(paths, vertex(gpu), vertex(peer), LINK_NVL, gbps);
-        }
-    }
+    for (int at = lc_topo_next(paths->topo, type, -1); at >= 0 && !err;
+         at = lc_topo_next(paths->topo, type, at))
+        err = type == LC_TOPO_C2C       ? add_c2c(paths, at)
+              : type == LC_TOPO_PCILINK ? add_pcilink(paths, at)
+                                        : add_link(paths, at);
     return err;
 }
 
@@ -176,37 +309,75 @@ static double port_gbps(const struct lc_topo_paths *paths, const struct lc_topo_
     return (double)mbps / 8000;
 }
 
-/* What stands for a node in the graph: a GPU's PCI function is its GPU, a NIC's is the NIC. */
+static int add_children(struct lc_topo_paths *paths, int index);
+
+/* What stands for a node in the graph: a GPU's PCI function is its GPU, a NIC's is the NIC. What hangs below a node is
+ * connected before the node is, but where the node is a card of a CPU. */
 static int add_node(struct lc_topo_paths *paths, int index)
 {
     const struct lc_topo_node *nodes = paths->topo->nodes;
     const struct lc_topo_node *node = &nodes[index];
     int above = node->parent;
+    bool virtual = node->type == LC_TOPO_NIC && nodes[above].type == LC_TOPO_CPU;
+    int err = 0;
 
+    if (virtual && paths->merged[index] == index)
+        err = connect(paths, vertex(above), vertex(index), LINK_PCI, LOCAL);
+    if (!err)
+        err = add_children(paths, index);
+    if (err || virtual)
+        return err;
     switch (node->type) {
-    case LC_TOPO_CPU: return add_cpu(paths, index);
     case LC_TOPO_PCI:
-        if (node->pci.kind != LC_TOPO_PCI_BRIDGE || paths->merged[index] != index)
+        if (node->pci.kind != LC_TOPO_PCI_BRIDGE)
             return 0;
-        return connect(paths, vertex(index), vertex(paths->merged[above]), LINK_PCI,
-                       lc_topo_pci_gbps(&node->pci));
+        return connect(paths, vertex(index), vertex(above), LINK_PCI, lc_topo_pci_gbps(&node->pci));
+    case LC_TOPO_GPU:
     case LC_TOPO_NIC:
-        if (nodes[above].type == LC_TOPO_CPU)
-            return connect(paths, vertex(index), vertex(above), LINK_PCI, LOCAL);
-        return connect(paths, vertex(index), vertex(paths->merged[nodes[above].parent]), LINK_PCI,
+        return connect(paths, vertex(index), vertex(nodes[above].parent), LINK_PCI,
                        lc_topo_pci_gbps(&nodes[above].pci));
     case LC_TOPO_NET:
-        if (node->net.dev < 0)
+        if (!lc_topo_is_counted(paths->topo, index))
             return 0;
-        return connect(paths, vertex(index), vertex(above), LINK_NET, port_gbps(paths, node));
-    case LC_TOPO_GPU: {
-        int err = connect(paths, vertex(index), vertex(paths->merged[nodes[above].parent]),
-                          LINK_PCI, lc_topo_pci_gbps(&nodes[above].pci));
-
-        return err ? err : add_links(paths, index);
-    }
+        return connect(paths, vertex(index), vertex(paths->merged[above]), LINK_NET,
+                       port_gbps(paths, node));
     default: return 0;
     }
+}
+
+static int add_children(struct lc_topo_paths *paths, int index)
+{
+    int err = 0;
+
+    for (int at = paths->topo->nodes[index].child; at >= 0 && !err;
+         at = paths->topo->nodes[at].next)
+        err = add_node(paths, at);
+    return err;
+}
+
+/* In NCCL's order, which decides how equal links stand. */
+static int add_all(struct lc_topo_paths *paths)
+{
+    const struct lc_topo *topo = paths->topo;
+    int err = add_children(paths, 0);
+
+    if (!err)
+        err = add_links(paths, LC_TOPO_NVLINK);
+    if (!err)
+        err = add_links(paths, LC_TOPO_XGMI);
+    if (!err)
+        err = add_links(paths, LC_TOPO_C2C);
+    if (!err)
+        err = add_links(paths, LC_TOPO_PCILINK);
+    for (int i = 0; i < topo->count && !err; i++)
+        merge_switch(paths, vertex(i));
+    for (int i = lc_topo_next(topo, LC_TOPO_CPU, -1); i >= 0 && !err;
+         i = lc_topo_next(topo, LC_TOPO_CPU, i))
+        err = add_cpu(paths, i);
+    for (int i = lc_topo_next(topo, LC_TOPO_CPU, -1); i >= 0 && !err;
+         i = lc_topo_next(topo, LC_TOPO_CPU, i))
+        sort_links(paths, vertex(i), -1, 0);
+    return err;
 }
 
 static bool is_gpu(const struct lc_topo_paths *paths, int at)
@@ -289,10 +460,9 @@ static int step(struct lc_topo_paths *paths, struct search *search, int base, in
 
         if (!may_pass(paths, base, at, edge, have.hops))
             continue;
-        type = type_over(paths, at, edge, &have);
-        if (type > old->type || (type == old->type && gbps < old->gbps) ||
-            (type == old->type && gbps <= old->gbps && have.hops + 1 >= old->hops))
+        if ((old->gbps != 0 && old->hops <= have.hops) || old->gbps >= gbps)
             continue;
+        type = type_over(paths, at, edge, &have);
         cell = lc_topo_add_cell(paths, reverse(paths, e), search->found[at].cell);
         if (cell < 0)
             return cell;
@@ -356,6 +526,25 @@ static int search_all(struct lc_topo_paths *paths)
     return err;
 }
 
+static uint64_t host_of(const struct lc_topo *topo, int index)
+{
+    int cpu = lc_topo_above(topo, index, LC_TOPO_CPU);
+
+    return cpu < 0 ? 0 : topo->nodes[cpu].cpu.host;
+}
+
+bool lc_topo_is_counted(const struct lc_topo *topo, int net)
+{
+    int dev = topo->nodes[net].net.dev;
+
+    for (int i = lc_topo_next(topo, LC_TOPO_NET, -1); dev >= 0 && i >= 0 && i < net;
+         i = lc_topo_next(topo, LC_TOPO_NET, i)) {
+        if (topo->nodes[i].net.dev == dev && host_of(topo, i) == host_of(topo, net))
+            return false;
+    }
+    return dev >= 0;
+}
+
 static int find_endpoints(struct lc_topo_paths *paths)
 {
     const struct lc_topo *topo = paths->topo;
@@ -368,7 +557,7 @@ static int find_endpoints(struct lc_topo_paths *paths)
         if (++counts[node->type] > MAX_OF_KIND && node->type < LC_TOPO_NVLINK)
             return -E2BIG;
         if (node->type == LC_TOPO_GPU || node->type == LC_TOPO_CPU ||
-            (node->type == LC_TOPO_NET && node->net.dev >= 0)) {
+            (node->type == LC_TOPO_NET && lc_topo_is_counted(topo, i))) {
             paths->place[i] = paths->count;
             paths->endpoints[paths->count++] = i;
         }
@@ -396,15 +585,19 @@ int lc_topo_paths_find_with(const struct lc_topo *topo, int64_t most_mbps,
     paths->merged = calloc(nodes, sizeof(*paths->merged));
     paths->endpoints = calloc(nodes, sizeof(*paths->endpoints));
     paths->place = calloc(nodes, sizeof(*paths->place));
-    err = paths->first && paths->merged && paths->endpoints && paths->place ? 0 : -ENOMEM;
+    paths->edge_room = 256;
+    paths->edges = calloc(paths->edge_room, sizeof(*paths->edges));
+    err = paths->first && paths->merged && paths->endpoints && paths->place && paths->edges
+              ? 0
+              : -ENOMEM;
     if (!err)
         err = find_endpoints(paths);
     if (!err) {
         memset(paths->first, 0xff, (nodes + 1) * sizeof(*paths->first));
-        merge_switches(paths);
+        merge_cards(paths);
     }
-    for (int i = 0; i < topo->count && !err; i++)
-        err = add_node(paths, i);
+    if (!err)
+        err = add_all(paths);
     if (!err)
         err = search_all(paths);
     if (err)

@@ -9,6 +9,7 @@
 #define LC_TOPO_SWITCHES 0 /* the one vertex of all NVSwitches; others are a node's index + 1 */
 
 enum lc_topo_link_type { /* as NCCL numbers them, to be compared with path types */
+    LC_TOPO_LINK_LOC = LC_TOPO_PATH_LOC,
     LC_TOPO_LINK_NVL = LC_TOPO_PATH_NVL,
     LC_TOPO_LINK_C2C = LC_TOPO_PATH_C2C,
     LC_TOPO_LINK_PCI = LC_TOPO_PATH_PIX,
@@ -39,7 +40,7 @@ struct lc_topo_paths {
     size_t edge_count, edge_room;
     struct lc_topo_cell *cells;
     size_t cell_count, cell_room;
-    int *merged;    /* of each PCI node: the switch it is part of, else itself */
+    int *merged;    /* of each PCI node or card: what it is part of, else itself; -1: has parts */
     int *endpoints; /* GPUs, CPUs and ports */
     int *place;     /* of each node: its place among the endpoints; -1 */
     int count;
@@ -49,6 +50,10 @@ struct lc_topo_paths {
 /* Edges have the same numbers whatever `most_mbps` is. */
 int lc_topo_paths_find_with(const struct lc_topo *topo, int64_t most_mbps,
                             struct lc_topo_paths **out);
+
+/* Does NCCL reach that port? Not without a number, nor behind another one of the same number on the same host, as its
+ * dumps have them where GPUs of several NUMA nodes found the same virtual port. */
+bool lc_topo_is_counted(const struct lc_topo *topo, int net);
 
 /* A new cell in front of `rest`; -ENOMEM. */
 int lc_topo_add_cell(struct lc_topo_paths *paths, int edge, int rest);

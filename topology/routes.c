@@ -327,7 +327,7 @@ static int list(const struct lc_topo *topo, enum lc_topo_type type, int most, in
 
     for (int i = lc_topo_next(topo, type, -1); i >= 0 && count <= most;
          i = lc_topo_next(topo, type, i)) {
-        if (type == LC_TOPO_NET && topo->nodes[i].net.dev < 0)
+        if (type == LC_TOPO_NET && !lc_topo_is_counted(topo, i))
             continue;
         if (count < most)
             out[count] = i;

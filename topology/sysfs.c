@@ -393,6 +393,16 @@ static int read_functions(struct machine *machine)
     return err;
 }
 
+/* NCCL has met the GPU of its process alone when it places them. */
+static int cpu_of_virtual(struct lc_topo *topo)
+{
+    int gpu = lc_topo_next(topo, LC_TOPO_GPU, -1);
+
+    if (gpu >= 0)
+        return lc_topo_above(topo, gpu, LC_TOPO_CPU);
+    return topo->nodes[0].child >= 0 ? topo->nodes[0].child : lc_topo_place_cpu(topo, -1);
+}
+
 /* Interfaces without a PCI function (a container's eth0) are what NCCL uses where there is nothing else. */
 static int read_virtual(struct machine *machine)
 {
@@ -408,8 +418,7 @@ static int read_virtual(struct machine *machine)
         if (*port->busid || strcmp(port->name, "lo") == 0)
             continue;
         if (cpu < 0)
-            cpu = machine->topo->nodes[0].child >= 0 ? machine->topo->nodes[0].child
-                                                     : lc_topo_place_cpu(machine->topo, -1);
+            cpu = cpu_of_virtual(machine->topo);
         if (cpu >= 0 && nic < 0)
             nic = lc_topo_place_child(machine->topo, cpu, LC_TOPO_NIC);
         if (cpu < 0 || nic < 0)
@@ -522,7 +531,7 @@ static int fill_cpus(struct machine *machine)
     return err;
 }
 
-int lc_topo_read_sysfs(struct lc_topo *topo, const char *path)
+int lc_topo_read_sysfs(struct lc_topo *topo, const char *path, bool driver)
 {
     struct machine machine = { .topo = topo };
     int err = lc_root_open(&machine.root, path);
@@ -540,6 +549,8 @@ int lc_topo_read_sysfs(struct lc_topo *topo, const char *path)
         err = read_ports(&machine, "net", &machine.ethernet);
     if (!err)
         err = read_functions(&machine);
+    if (!err && driver)
+        err = lc_topo_read_nvml(topo);
     if (!err)
         err = read_virtual(&machine);
     if (!err)

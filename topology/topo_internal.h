@@ -69,7 +69,7 @@ bool lc_topo_is_busid(const char *text);
 /* The readers fill `topo`. */
 int lc_topo_read_nccl(struct lc_topo *topo, const char *text, size_t size);
 int lc_topo_read_hwloc(struct lc_topo *topo, const char *text, size_t size);
-int lc_topo_read_sysfs(struct lc_topo *topo, const char *root);
+int lc_topo_read_sysfs(struct lc_topo *topo, const char *root, bool driver); /* also by NVML */
 
 /* GPUs as NVML sees them, added to what sysfs gave. Without NVML nothing happens but a note. */
 int lc_topo_read_nvml(struct lc_topo *topo);
