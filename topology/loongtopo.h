@@ -252,6 +252,13 @@ struct lc_topo_choice {
 struct lc_topo_choice lc_topo_choose(const struct lc_topo_routes *routes, int gpu, int remote_dev,
                                      int channel);
 
+/* lc_topo_print_json's document with NCCL's ways between all GPUs and ports, and from them to NUMA nodes, and the ports
+ * that each GPU's channels take in turn; by NCCL's variables. Also -ENOMEM, -E2BIG as lc_topo_routes_find. */
+int lc_topo_print_json_paths(const struct lc_topo *topo, lc_topo_getter *get, FILE *out);
+
+/* The same as a table of the ways that begin at GPUs. */
+int lc_topo_print_paths(const struct lc_topo *topo, lc_topo_getter *get, FILE *out);
+
 /* A job's nodes: so many that are alike, of each kind. GPUs of the job are counted through, in the order of the kinds
  * and of the files. */
 struct lc_topo_kind {

@@ -3,6 +3,7 @@
  * A flat list of nodes with their parents: trees nest deeper than a reader likes. */
 #include "common/json.h"
 #include "topology/print.h"
+#include "topology/routes.h"
 
 #include <inttypes.h>
 
@@ -139,7 +140,67 @@ static void print_nearest(struct lc_json *json, const struct lc_topo *topo)
     lc_topo_paths_free(paths);
 }
 
-int lc_topo_print_json(const struct lc_topo *topo, FILE *out)
+/* One way of NCCL's between two devices; none is left out. */
+static void print_way(struct lc_json *json, const struct lc_topo_routes *routes, int from, int to)
+{
+    struct lc_topo_path path = lc_topo_routes_path(routes, from, to);
+
+    if (path.type == LC_TOPO_PATH_DIS)
+        return;
+    lc_json_object(json);
+    known(json, "from", from);
+    known(json, "to", to);
+    string(json, "type", lc_topo_path_name(path.type));
+    number(json, "gbytes_per_s", path.gbps);
+    known(json, "hops", path.hops);
+    lc_json_end(json);
+}
+
+/* The ports that a GPU's channels take in turn. */
+static void print_own_nets(struct lc_json *json, const struct lc_topo_routes *routes)
+{
+    lc_json_key(json, "channels");
+    lc_json_array(json);
+    for (int gpu = 0; gpu < routes->gpu_count; gpu++) {
+        int turns = lc_topo_net_turns(routes, gpu);
+
+        lc_json_object(json);
+        known(json, "gpu", routes->gpus[gpu]);
+        lc_json_key(json, "nets");
+        lc_json_array(json);
+        for (int i = 0; i < turns && lc_topo_own_net(routes, gpu, i) >= 0; i++)
+            lc_json_int(json, routes->nets[lc_topo_own_net(routes, gpu, i)]);
+        lc_json_end(json);
+        lc_json_end(json);
+    }
+    lc_json_end(json);
+}
+
+static void print_ways_from(struct lc_json *json, const struct lc_topo_routes *routes, int from)
+{
+    for (int i = 0; i < routes->gpu_count; i++)
+        print_way(json, routes, from, routes->gpus[i]);
+    for (int i = 0; i < routes->cpu_count; i++)
+        print_way(json, routes, from, routes->cpus[i]);
+    for (int i = 0; i < routes->net_count; i++)
+        print_way(json, routes, from, routes->nets[i]);
+}
+
+/* Ways begin at GPUs and ports and end at any of them or at a NUMA node, as NCCL logs them. */
+static void print_ways(struct lc_json *json, const struct lc_topo_routes *routes)
+{
+    lc_json_key(json, "paths");
+    lc_json_array(json);
+    for (int i = 0; i < routes->gpu_count; i++)
+        print_ways_from(json, routes, routes->gpus[i]);
+    for (int i = 0; i < routes->net_count; i++)
+        print_ways_from(json, routes, routes->nets[i]);
+    lc_json_end(json);
+    print_own_nets(json, routes);
+}
+
+static int print_document(const struct lc_topo *topo, const struct lc_topo_routes *routes,
+                          FILE *out)
 {
     struct lc_json json;
 
@@ -170,6 +231,27 @@ int lc_topo_print_json(const struct lc_topo *topo, FILE *out)
     }
     lc_json_end(&json);
     print_nearest(&json, topo);
+    if (routes)
+        print_ways(&json, routes);
     lc_json_end(&json);
     return lc_json_finish(&json);
+}
+
+int lc_topo_print_json(const struct lc_topo *topo, FILE *out)
+{
+    return print_document(topo, NULL, out);
+}
+
+int lc_topo_print_json_paths(const struct lc_topo *topo, lc_topo_getter *get, FILE *out)
+{
+    struct lc_topo_routes *routes = NULL;
+    struct lc_topo_nccl nccl;
+    int err;
+
+    lc_topo_nccl_read(get, &nccl);
+    err = lc_topo_routes_find(topo, &nccl, &routes);
+    if (!err)
+        err = print_document(topo, routes, out);
+    lc_topo_routes_free(routes);
+    return err;
 }

@@ -11,7 +11,7 @@
 #include <string.h>
 
 static const char help[] =
-    "usage: loongcomm topo [--input FILE-OR-FOLDER] [--json] [--svg FILE] [--nccl-xml FILE]\n"
+    "usage: loongcomm topo [--input FILE-OR-FOLDER] [--paths] [--json] [--svg FILE] [--nccl-xml FILE]\n"
     "       loongcomm topo --compare [--nodes N] [--input FILE-OR-FOLDER]... [--json]\n"
     "\n"
     "Shows what is connected to what in a machine: GPUs, NICs, PCIe switches, NUMA nodes, NVLinks, with\n"
@@ -20,6 +20,9 @@ static const char help[] =
     "  --input PATH       not this machine but: a topology file of NCCL or RCCL (NCCL_TOPO_FILE,\n"
     "                     NCCL_TOPO_DUMP_FILE), an XML file of hwloc's lstopo, or a folder that holds\n"
     "                     the /sys and /proc of another machine\n"
+    "  --paths            also the way between any two GPUs and ports as NCCL 2.28 sees it (its name for\n"
+    "                     it, GB/s), with the NCCL_ variables set here, and the ports that each GPU's\n"
+    "                     channels take\n"
     "  --compare          what a job on nodes like this one would put on the most loaded link, as\n"
     "                     NCCL chooses its ways (with the NCCL_ variables set here) and with the\n"
     "                     settings that do better; also for some made-up nodes. --input may be\n"
@@ -44,6 +47,7 @@ struct options {
     int64_t most_mbps; /* 0: as they are */
     bool compare;
     bool mixed;
+    bool paths;
     bool json;
     bool help;
 };
@@ -68,6 +72,7 @@ static int parse(int argc, char **argv, struct options *options)
             {"--json",     &options->json   },
             { "--compare", &options->compare},
             { "--mixed",   &options->mixed  },
+            { "--paths",   &options->paths  },
         };
         size_t flag = 0;
         size_t at = 0;
@@ -76,9 +81,9 @@ static int parse(int argc, char **argv, struct options *options)
             options->help = true;
             return LC_CLI_FINE;
         }
-        while (flag < 3 && strcmp(argv[i], flags[flag].name) != 0)
+        while (flag < 4 && strcmp(argv[i], flags[flag].name) != 0)
             flag++;
-        if (flag < 3) {
+        if (flag < 4) {
             *flags[flag].value = true;
             continue;
         }
@@ -118,8 +123,8 @@ static int check(const struct options *options, int *out_nodes)
         return lc_cli_usage("topo: --nodes and --mixed go with --compare");
     if (!options->compare && options->input_count > 1)
         return lc_cli_usage("topo: several inputs go with --compare");
-    if (options->compare && (options->svg || options->xml))
-        return lc_cli_usage("topo: --compare draws and writes no files");
+    if (options->compare && (options->svg || options->xml || options->paths))
+        return lc_cli_usage("topo: --compare draws and writes no files, and shows no --paths");
     if (options->nodes && (*end || nodes < 1 || nodes > 65536))
         return lc_cli_usage("topo: --nodes takes a number of nodes, not '%s'", options->nodes);
     if (nodes < 2 && !options->mixed)
@@ -152,13 +157,31 @@ static int print_to(const struct lc_cli_topo_library *library, const struct lc_t
     return err;
 }
 
+static int print_to_stdout(const struct lc_cli_topo_library *library, const struct lc_topo *topo,
+                           const struct options *options)
+{
+    int err;
+
+    if (options->json)
+        err = options->paths ? library->print_json_paths(topo, lc_cli_nccl_get, stdout)
+                             : library->print_json(topo, stdout);
+    else
+        err = library->print_text(topo, stdout);
+    if (!err && options->paths && !options->json)
+        err = library->print_paths(topo, lc_cli_nccl_get, stdout);
+    if (err)
+        lc_cli_say("topo: %s",
+                   err == -E2BIG ? "more GPUs or ports than NCCL can hold" : strerror(-err));
+    return err;
+}
+
 static int show(const struct lc_cli_topo_library *library, const struct lc_topo *topo,
                 const struct options *options)
 {
     int err = 0;
 
     if (!is_stdout(options->svg) && !is_stdout(options->xml))
-        err = options->json ? library->print_json(topo, stdout) : library->print_text(topo, stdout);
+        err = print_to_stdout(library, topo, options);
     if (options->svg && print_to(library, topo, options, options->svg))
         err = -EIO;
     if (options->xml && print_to(library, topo, options, options->xml))

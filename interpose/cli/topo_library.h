@@ -15,6 +15,8 @@
     each(is_partial);               \
     each(print_text);               \
     each(print_json);               \
+    each(print_json_paths);         \
+    each(print_paths);              \
     each(print_svg);                \
     each(write_nccl_slowed);        \
     each(examine);                  \
