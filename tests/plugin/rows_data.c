@@ -22,6 +22,9 @@ static void run_flow(struct pair *pair, size_t count, size_t window, size_t larg
 
 /* A receive of `room` bytes right before memory that cannot be touched meets a longer send. Either end may be the one
  * that sees it; the other then fails with it. */
+#define SHORT \
+    16384 /* such messages may be on their way before anybody knows that there is no room */
+
 static void truncated(size_t room, size_t size)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE), span = (room + page - 1) / page * page + page;
@@ -32,7 +35,7 @@ static void truncated(size_t room, size_t size)
     long begun = now_ms();
     struct pair pair;
     void *in, *out = NULL, *mr;
-    bool done = false;
+    bool done = false, sent = false;
     int sizes[32];
 
     CHECK(area != MAP_FAILED && data);
@@ -41,13 +44,11 @@ static void truncated(size_t room, size_t size)
     in = post_recv(pair.recv, area + span - page - room, room, 1);
     mr = mr_of(pair.send, data, size);
     while (!result) {
-        bool sent = false;
-
         if (!out && !refused)
             refused = CALL(net.isend(pair.send, data, size, 1, mr, NULL, &out));
-        if (out && !refused)
+        if (out && !refused && !sent)
             refused = test_once(out, &sent, NULL);
-        CHECK(!sent);
+        CHECK(!sent || size <= SHORT);
         result = test_once(in, &done, sizes);
         CHECK(!done);
         still_patient(begun, "the error for a message that is too long");

@@ -27,7 +27,8 @@ struct link {
     struct flow flow[2];
     uint64_t passed;
     bool open;
-    bool doomed; /* to be cut at cut_at */
+    bool ended[2]; /* nothing more comes from there */
+    bool doomed;   /* to be cut at cut_at */
 };
 
 struct relay {
@@ -134,7 +135,13 @@ static bool pass(struct relay *relay, struct link *link, int way, short events_i
     } else if (events_in & (POLLIN | POLLHUP | POLLERR) && !n) {
         ssize_t got = recv(link->fd[way], flow->bytes, sizeof(flow->bytes), MSG_DONTWAIT);
 
-        if (got == 0 || (got < 0 && errno != EAGAIN))
+        if (got == 0 && !link->ended[way]) {
+            /* As the kernel has it: the other direction goes on. */
+            link->ended[way] = true;
+            (void)shutdown(link->fd[!way], SHUT_WR);
+            return !link->ended[!way];
+        }
+        if (got < 0 && errno != EAGAIN)
             return false;
         flow->end = got > 0 ? (size_t)got : 0;
         if (flow->end > sizeof(flow->bytes) / 2 && atomic_exchange(&relay->kill_busy, false))
@@ -177,9 +184,10 @@ static void *relay_main(void *arg)
                 bool full = link->flow[way].end > 0;
                 bool out = link->flow[!way].end > 0;
 
-                fds[2 * i + way] = (struct pollfd){ .fd = link->open ? link->fd[way] : -1,
-                                                    .events = (short)((full ? 0 : POLLIN) |
-                                                                      (out ? POLLOUT : 0)) };
+                fds[2 * i + way] = (struct pollfd){
+                    .fd = link->open ? link->fd[way] : -1,
+                    .events = (short)((full || link->ended[way] ? 0 : POLLIN) | (out ? POLLOUT : 0))
+                };
             }
         }
         fds[2 * LINKS] = (struct pollfd){ .fd = relay->listen_fd, .events = POLLIN };

@@ -177,6 +177,9 @@ static void kill_other(struct other *other)
     close(other->fd);
 }
 
+/* Of a short message the sender hears no more. */
+static unsigned char much[2 * LC_TCP_EARLY_MAX];
+
 static int wait_error(struct lc_net_request *r)
 {
     struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
@@ -222,7 +225,7 @@ static void a_killed_peer_is_an_error_that_names_it(bool sends)
     if (sends) {
         hear(other.fd, handle, sizeof(handle));
         comm = connect_to(handle);
-        CHECK(lc_net_tcp.isend(comm, &byte, 1, 0, NULL, &r) == 0 && r);
+        CHECK(lc_net_tcp.isend(comm, much, sizeof(much), 0, NULL, &r) == 0 && r);
     } else {
         CHECK(lc_net_tcp.listen(ctx, 0, handle, &listen) == 0);
         say(other.fd, handle, sizeof(handle));
@@ -327,7 +330,7 @@ static void both_sides_fail_when_the_way_is_gone(void)
 
     cut_off(relay);
     CHECK(lc_net_tcp.irecv(pair.recv, 1, &at, &room, &tag, NULL, &recv) == 0 && recv);
-    CHECK(lc_net_tcp.isend(pair.send, &byte, 1, 0, NULL, &send) == 0 && send);
+    CHECK(lc_net_tcp.isend(pair.send, much, sizeof(much), 0, NULL, &send) == 0 && send);
     CHECK(wait_error(recv) == -EREMOTEIO);
     CHECK(wait_error(send) == -EREMOTEIO);
     CHECK(strstr(said, "receiving from 127.0.0.1:") && strstr(said, "sending to 127.0.0.1:"));

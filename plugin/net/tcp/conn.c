@@ -21,7 +21,10 @@ struct conn *conn_new(bool sends, int dev, int n_lanes, uint32_t piece)
         return NULL;
     if (sends) {
         conn->redo = calloc((size_t)n_lanes * RING, sizeof(*conn->redo));
-        if (!conn->redo) {
+        conn->early = calloc(LC_TCP_EARLY, sizeof(*conn->early));
+        if (!conn->redo || !conn->early) {
+            free(conn->redo);
+            free(conn->early);
             free(conn);
             return NULL;
         }
@@ -153,19 +156,33 @@ static void spread(struct conn *conn)
     pthread_mutex_unlock(&conn->lock);
 }
 
+/* The receiver has a place for the next message. With conn->lock held. */
+static bool may_cut(const struct conn *conn)
+{
+    if (conn->cut >= conn->posted)
+        return false;
+    if (conn->ring[conn->cut % LC_TCP_WINDOW].size <= LC_TCP_EARLY_MAX)
+        return conn->cut - conn->acked < LC_TCP_EARLY; /* and there is a place for its copy */
+    return conn->cut < conn->credit;
+}
+
+/* Reading is left to test, unless nobody may have had reason to call it for long. */
 void conn_work(struct conn *conn)
 {
+    bool behind;
     bool alone;
 
-    lane_kick(&conn->lanes[0], 1);
-    if (conn->sends) {
-        spread(conn);
-        return;
-    }
     pthread_mutex_lock(&conn->lock);
+    behind = conn->posted - conn->acked >= LC_TCP_EARLY / 2 || !may_cut(conn);
     alone = conn->dirty && !conn->lanes[0].up;
     pthread_mutex_unlock(&conn->lock);
-    if (alone)
+    if (!conn->sends || behind)
+        lane_kick(&conn->lanes[0], 1);
+    else
+        lane_push(&conn->lanes[0]);
+    if (conn->sends)
+        spread(conn);
+    else if (alone)
         conn_wake_lanes(conn, NULL);
 }
 
@@ -255,16 +272,6 @@ int conn_take_control(struct lane *lane, const struct lc_tcp_frame *f, const uns
     return err;
 }
 
-/* The receiver has a place for the next message. With conn->lock held. */
-static bool may_cut(const struct conn *conn)
-{
-    if (conn->cut >= conn->posted)
-        return false;
-    return conn->cut < conn->credit ||
-           (conn->ring[conn->cut % LC_TCP_WINDOW].size <= LC_TCP_EARLY_MAX &&
-            conn->cut - conn->acked < LC_TCP_EARLY);
-}
-
 /* The next piece that this lane may send; false: none. With conn->lock held. */
 static bool next_piece(struct lane *lane, struct piece *out)
 {
@@ -322,6 +329,34 @@ static int fill_notices(struct lane *lane)
     return n;
 }
 
+/* The caller has its buffer back before the message is confirmed, which the receiver then need not do at once. */
+static void keep_copy(struct lane *lane, struct lc_net_request *r)
+{
+    struct early *copy = &lane->conn->early[r->seq % LC_TCP_EARLY];
+
+    if (r->size && r->data != copy->bytes)
+        memcpy(copy->bytes, r->data, r->size);
+    r->data = copy->bytes;
+    lane->short_seqs[lane->n_short++] = r->seq;
+}
+
+void conn_sent(struct lane *lane)
+{
+    struct conn *conn = lane->conn;
+
+    if (lane->n_short == 0)
+        return;
+    pthread_mutex_lock(&conn->lock);
+    for (int i = 0; i < lane->n_short; i++) {
+        struct lc_net_request *r = &conn->ring[lane->short_seqs[i] % LC_TCP_WINDOW];
+
+        if (r->seq == lane->short_seqs[i])
+            r->gone = true;
+    }
+    pthread_mutex_unlock(&conn->lock);
+    lane->n_short = 0;
+}
+
 static void fill_sender(struct lane *lane)
 {
     struct conn *conn = lane->conn;
@@ -330,7 +365,7 @@ static void fill_sender(struct lane *lane)
     struct piece p;
 
     while (n < BATCH && bytes < conn->piece && next_piece(lane, &p)) {
-        const struct lc_net_request *r = &conn->ring[p.seq % LC_TCP_WINDOW];
+        struct lc_net_request *r = &conn->ring[p.seq % LC_TCP_WINDOW];
         struct lc_tcp_frame f = { .magic = LC_TCP_FRAME_MAGIC,
                                   .type = LC_TCP_PIECE,
                                   .lane = (uint8_t)lane->index,
@@ -341,6 +376,8 @@ static void fill_sender(struct lane *lane)
                                   .length = p.length,
                                   .tag = r->tag };
 
+        if (r->size <= LC_TCP_EARLY_MAX && p.length == r->size)
+            keep_copy(lane, r);
         lane->sent[lane->count % RING] = p;
         lane->oldest = p.seq < lane->oldest ? p.seq : lane->oldest;
         add_frame(lane, n++, &f, r->data + p.offset, p.length);
@@ -366,6 +403,7 @@ static void fill_receiver(struct lane *lane)
         return;
     conn->dirty = false;
     conn->told_posted = conn->posted;
+    conn->told_acked = conn->acked;
     for (int i = 0; i < conn->n_lanes; i++) {
         struct lane *about = &conn->lanes[i];
         struct lc_tcp_lane_word word = { about->count, about->epoch, about->up };
@@ -399,13 +437,17 @@ static int find_message(struct conn *conn, const struct lc_tcp_frame *f)
     return 0;
 }
 
-/* All that are complete in a row. With conn->lock held. */
+/* All that are complete in a row. For short messages nobody waits, until there are many. With conn->lock held. */
 static void confirm_complete(struct conn *conn)
 {
-    while (conn->acked < conn->posted && conn->ring[conn->acked % LC_TCP_WINDOW].complete &&
-           conn->ring[conn->acked % LC_TCP_WINDOW].seq == conn->acked)
+    const struct lc_net_request *r = &conn->ring[conn->acked % LC_TCP_WINDOW];
+
+    while (conn->acked < conn->posted && r->complete && r->seq == conn->acked) {
+        conn->dirty |= r->length > LC_TCP_EARLY_MAX;
         conn->acked++;
-    conn->dirty = true;
+        r = &conn->ring[conn->acked % LC_TCP_WINDOW];
+    }
+    conn->dirty |= conn->acked - conn->told_acked >= LC_TCP_EARLY / 4;
 }
 
 /* ---- messages that come before their receives ---- */
@@ -444,11 +486,18 @@ static void fail_too_long(struct conn *conn, uint64_t length, uint64_t size)
     conn_fail_locked(conn, -EMSGSIZE, text);
 }
 
+bool conn_has_early(const struct conn *conn, uint64_t seq)
+{
+    const struct early *early = conn->early ? &conn->early[seq % LC_TCP_EARLY] : NULL;
+
+    return !conn->sends && early && early->full && early->seq == seq;
+}
+
 void conn_take_early(struct conn *conn, struct lc_net_request *r)
 {
     struct early *early = conn->early ? &conn->early[r->seq % LC_TCP_EARLY] : NULL;
 
-    if (!early || !early->full || early->seq != r->seq)
+    if (!conn_has_early(conn, r->seq))
         return;
     if (early->length > r->size) {
         fail_too_long(conn, early->length, r->size);
@@ -552,6 +601,14 @@ int conn_down(struct lane *lane, const struct lc_tcp_frame *f)
 
 /* ---- both ---- */
 
+bool conn_is_hopeless(const struct conn *conn, uint64_t seq)
+{
+    if (!conn->peer_gone)
+        return false;
+    return conn->sends || conn->n_up == 0 || (seq >= conn->last && conn->acked >= conn->last);
+}
+
+/* A receiver goes on reading: what the sender had sent before may come behind this, over other lanes. */
 int conn_bye(struct lane *lane, const struct lc_tcp_frame *f)
 {
     struct conn *conn = lane->conn;
@@ -562,7 +619,8 @@ int conn_bye(struct lane *lane, const struct lc_tcp_frame *f)
         err = conn_acked(conn, f->seq);
     conn->peer_gone = true;
     conn->told = true;
-    if (!err && conn->acked < conn->posted)
+    conn->last = f->size;
+    if (!err && conn->acked < conn->posted && conn_is_hopeless(conn, conn->posted - 1))
         conn_fail_locked(conn, -EREMOTEIO, "the other side closed the connection");
     pthread_mutex_unlock(&conn->lock);
     return err;
@@ -591,6 +649,7 @@ void conn_fill_batch(struct lane *lane)
 
     pthread_mutex_lock(&conn->lock);
     lane->iov_at = lane->iov_n = 0;
+    lane->n_short = 0;
     lane->oldest = UINT64_MAX;
     lane->idle = false;
     if (conn->error)
@@ -611,6 +670,7 @@ void conn_fill_bye(struct conn *conn, struct lc_tcp_frame *out)
     out->type = LC_TCP_BYE;
     pthread_mutex_lock(&conn->lock);
     out->seq = conn->sends ? 0 : conn->acked;
+    out->size = conn->sends ? conn->cut : 0;
     pthread_mutex_unlock(&conn->lock);
 }
 

@@ -92,6 +92,7 @@ static void after_fork_in_child(void)
                 close(conn->lanes[i].fd);
         }
     }
+    linger_forget();
     for (int i = 0; i < engine.n_devices; i++) {
         if (engine.listeners && engine.listeners[i].fd >= 0)
             close(engine.listeners[i].fd);
@@ -134,7 +135,10 @@ int engine_configure(void)
 
 int engine_poll(struct lane *lane, int op)
 {
-    struct epoll_event event = { .events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
+    /* Lane 0 moves in its caller's calls. But who has sent short messages need not call again, whether they have come or
+     * have to be sent again: its end is looked at, and with MOD that there is room. */
+    uint32_t wanted = lane->index ? EPOLLIN | EPOLLOUT : op == EPOLL_CTL_MOD ? EPOLLOUT : 0;
+    struct epoll_event event = { .events = wanted | EPOLLRDHUP | EPOLLET,
                                  .data.u64 = lane->conn->slot << LANE_BITS |
                                              (uint64_t)lane->index };
 
@@ -300,6 +304,7 @@ static void stop(void)
             conn_ref(engine.conns);
         conn_close(engine.conns);
     }
+    linger_finish();
     pthread_mutex_lock(&engine.lock);
     service_close_listeners();
     memset(engine.tombstones, 0, sizeof(engine.tombstones));

@@ -38,6 +38,7 @@ static void reset(struct lane *lane)
     lane->in_early = false;
     lane->out_cut = false;
     lane->iov_at = lane->iov_n = 0;
+    lane->n_short = 0;
 }
 
 /* The number is forgotten first: a child of a fork in between must not close it twice. */
@@ -101,19 +102,25 @@ void lane_break(struct lane *lane, const char *cause)
 void lane_close(struct lane *lane)
 {
     struct conn *conn = lane->conn;
+    struct lc_tcp_frame bye;
+    bool lingers;
 
     pthread_mutex_lock(&lane->io);
-    if (lane->fd >= 0 && !lane->out_cut) {
-        struct lc_tcp_frame bye;
-
-        conn_fill_bye(conn, &bye);
-        (void)!send(lane->fd, &bye, sizeof(bye), MSG_NOSIGNAL | MSG_DONTWAIT);
-    }
+    conn_fill_bye(conn, &bye);
     pthread_mutex_lock(&conn->lock);
+    lingers = conn->sends && conn->acked < conn->cut && !conn->error && !conn->peer_gone;
+    if (lane->fd >= 0 && !lane->out_cut && !lingers)
+        (void)!send(lane->fd, &bye, sizeof(bye), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (lane->up)
         mark_down(lane);
     lane->next_dial = INT64_MAX;
     pthread_mutex_unlock(&conn->lock);
+    if (lingers && lane->fd >= 0) {
+        int fd = lane->fd;
+
+        lane->fd = -1;
+        linger_add(fd, lane->out_cut ? NULL : &bye);
+    }
     close_socket(lane);
     pthread_mutex_unlock(&lane->io);
 }
@@ -124,7 +131,7 @@ void lane_attach(struct lane *lane, int fd, uint32_t epoch)
 
     reset(lane);
     lane->fd = fd;
-    if (lane->index > 0 && engine_poll(lane, EPOLL_CTL_ADD) != 0)
+    if (engine_poll(lane, EPOLL_CTL_ADD) != 0)
         lc_warn("socket %d of the connection with %s cannot be polled: %s", lane->index,
                 conn->peer_text, strerror(errno));
     pthread_mutex_lock(&conn->lock);
@@ -292,6 +299,7 @@ static void advance(struct lane *lane, size_t n)
     if (lane->iov_at == lane->iov_n) {
         lane->iov_at = lane->iov_n = 0;
         lane->out_cut = false;
+        conn_sent(lane);
     }
 }
 
@@ -312,8 +320,11 @@ static int write_some(struct lane *lane)
         put = sendmsg(lane->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
     } while (put < 0 && errno == EINTR);
     atomic_store(&lane->reading, UINT64_MAX);
-    if (put < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS))
+    if (put < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS)) {
+        if (lane->index == 0 && lane->n_short)
+            (void)engine_poll(lane, EPOLL_CTL_MOD);
         return 0;
+    }
     if (put < 0) {
         lane_break(lane, strerror(errno));
         return -1;
@@ -377,4 +388,17 @@ void lane_kick(struct lane *lane, int budget)
             (void)engine_poll(lane, EPOLL_CTL_MOD);
         pthread_mutex_unlock(&lane->io);
     }
+}
+
+void lane_push(struct lane *lane)
+{
+    atomic_store(&lane->again, true);
+    if (pthread_mutex_trylock(&lane->io) != 0)
+        return; /* whoever holds it looks once more */
+    atomic_store(&lane->again, false);
+    if (lane->fd >= 0 && look(lane) == STANDS)
+        (void)write_some(lane);
+    pthread_mutex_unlock(&lane->io);
+    if (atomic_load(&lane->again))
+        lane_kick(lane, 1);
 }

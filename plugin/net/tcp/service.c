@@ -648,6 +648,7 @@ void *service_main(void *arg)
     while (!atomic_load(&engine.stop)) {
         int64_t now = lc_now_ns();
         int64_t talk_next;
+        int64_t next_linger;
         int n;
 
         accept_again(now);
@@ -657,6 +658,8 @@ void *service_main(void *arg)
             next = look_after(lc_now_ns());
         free_ended(false);
         talk_next = talk_next < next ? talk_next : next;
+        next_linger = linger_step(now);
+        talk_next = talk_next < next_linger ? talk_next : next_linger;
         if (accept_after && accept_after < talk_next)
             talk_next = accept_after;
         n = epoll_wait(engine.service_fd, events, EVENTS,

@@ -360,7 +360,7 @@ static struct lc_net_request *post(struct conn *conn, void *data, size_t size, i
 
     pthread_mutex_lock(&conn->lock);
     *err = conn->error;
-    if (!*err && conn->peer_gone) {
+    if (!*err && conn_is_hopeless(conn, conn->posted) && !conn_has_early(conn, conn->posted)) {
         conn_fail_locked(conn, -EREMOTEIO, "the other side has closed the connection");
         *err = conn->error;
     }
@@ -376,9 +376,10 @@ static struct lc_net_request *post(struct conn *conn, void *data, size_t size, i
                                       .used = true };
         conn->posted++;
         if (!conn->sends) {
-            /* Every confirmation tells of new receives, too: by itself that is worth a frame when there may be no other. */
-            conn->dirty |= conn->told_posted < conn->acked + 3;
+            /* Every confirmation tells of new receives, too: by itself that is worth a frame when there may be no other,
+             * and not for what is here already. */
             conn_take_early(conn, r);
+            conn->dirty |= !r->complete && conn->told_posted < conn->acked + 3;
         }
     }
     pthread_mutex_unlock(&conn->lock);
@@ -430,7 +431,7 @@ static int tcp_iflush(struct lc_net_comm *comm, int n, void *const *data, const 
 /* A message that came before the connection failed has come. With conn->lock held. */
 static bool has_come(const struct lc_net_request *r)
 {
-    return r->conn->sends ? r->seq < r->conn->acked : r->complete;
+    return r->conn->sends ? r->gone || r->seq < r->conn->acked : r->complete;
 }
 
 /* The peer may confirm a message before the thread that sent its end is back from the kernel. */
@@ -446,7 +447,7 @@ static bool is_read(const struct lc_net_request *r)
 /* With conn->lock held. */
 static bool finish(struct lc_net_request *r, size_t *sizes)
 {
-    if (!has_come(r) || is_read(r))
+    if (!has_come(r) || (!r->gone && is_read(r)))
         return false;
     if (sizes)
         sizes[0] = r->conn->sends ? r->size : r->length;
@@ -474,7 +475,7 @@ static int tcp_test(struct lc_net_request *request, bool *done, size_t *sizes)
         pthread_mutex_lock(&conn->lock);
         over = finish(request, sizes);
         err = conn->error;
-        lost = !has_come(request) && (err || conn->peer_gone);
+        lost = !has_come(request) && (err || conn_is_hopeless(conn, request->seq));
         pthread_mutex_unlock(&conn->lock);
         if (lost && !err) {
             conn_fail(conn, -EREMOTEIO, "the other side closed the connection");

@@ -11,7 +11,8 @@
  *     lane->io       the socket of a lane and what is half read or half written on it; movers only try it
  *     engine.lock    the lists of connections, listens and slots
  *     conn->lock     everything else of a connection
- * engine.lock and conn->lock are held for a few instructions, never over a system call that moves data. */
+ * engine.lock and conn->lock are held for a few instructions, never over a system call that moves data, but for that of
+ * lingering sockets. */
 #ifndef LC_PLUGIN_NET_TCP_INTERNAL_H
 #define LC_PLUGIN_NET_TCP_INTERNAL_H
 
@@ -46,9 +47,11 @@ struct lc_net_request {
     bool used; /* from isend or irecv until test has said done */
     bool known;
     bool complete;
+    bool gone; /* send: a short one, of which there is a copy, and the kernel has taken all of it */
 };
 
-/* A message that came before its receive was posted. */
+/* Receiver: a message that came before its receive was posted. Sender: a copy of a short message, until it is confirmed;
+ * only the bytes are used. */
 struct early {
     bool full;
     uint64_t seq;
@@ -77,6 +80,8 @@ struct lane {
     bool out_cut;  /* a part of the batch has gone: the rest must follow */
     int iov_at;
     int iov_n;
+    int n_short; /* in the batch, of which there are copies */
+    uint64_t short_seqs[BATCH];
     uint64_t oldest; /* message in the batch */
     struct iovec iov[IOVS];
     struct lc_tcp_frame heads[BATCH];
@@ -129,12 +134,15 @@ struct conn {
     struct piece *redo;                  /* sender: n_lanes * RING; to be sent again */
     int n_redo;
     uint64_t told_posted; /* receiver: in the last CONTROL */
-    struct early *early;  /* receiver: number n at n % LC_TCP_EARLY; NULL until the first comes */
+    uint64_t told_acked;  /* receiver: likewise */
+    struct early *early;  /* number n at n % LC_TCP_EARLY; receiver: NULL until the first comes */
     bool dirty;           /* receiver: a CONTROL is due */
     bool closing;
     bool peer_gone; /* it said BYE */
-    bool told;      /* the peer knows of the error, or caused it */
-    int error;      /* sticky */
+    uint64_t
+        last; /* receiver, with peer_gone: so many messages may still come, over lanes that are up */
+    bool told; /* the peer knows of the error, or caused it */
+    int error; /* sticky */
     char cause[CAUSE];
     int n_up;
     bool was_up;
@@ -192,6 +200,7 @@ struct engine {
     size_t n_slots;
     struct lc_net_listen *listens;
     struct listener *listeners; /* one a device */
+    struct parting *lingers;
     struct tombstone tombstones[TOMBSTONES];
     unsigned n_tombstones; /* written so far; the oldest are overwritten */
 
@@ -246,16 +255,30 @@ int conn_acked(struct conn *conn, uint64_t acked);  /* with conn->lock held */
 int conn_take_control(struct lane *lane, const struct lc_tcp_frame *f, const unsigned char *body);
 int conn_begin_piece(struct lane *lane, const struct lc_tcp_frame *f);
 void conn_end_piece(struct lane *lane);
+bool conn_has_early(const struct conn *conn, uint64_t seq); /* with conn->lock held */
 void conn_take_early(struct conn *conn,
                      struct lc_net_request *r); /* with conn->lock held: r was posted */
+void conn_sent(struct lane *lane);              /* with io held: the batch has gone */
+/* The message cannot come any more. With conn->lock held. */
+bool conn_is_hopeless(const struct conn *conn, uint64_t seq);
 int conn_bye(struct lane *lane, const struct lc_tcp_frame *f);
 int conn_down(struct lane *lane, const struct lc_tcp_frame *f);
 void conn_fill_batch(struct lane *lane); /* with io held: what is to be sent next, if anything */
 void conn_fill_bye(struct conn *conn, struct lc_tcp_frame *out);
 
+/* linger.c: sockets of closed senders, whose last messages may still be on their way. Closing such a socket while the
+ * peer still confirms would have the kernel drop what it has not sent. */
+void linger_add(
+    int fd,
+    const struct lc_tcp_frame *bye); /* the socket is taken, in any case; NULL: no goodbye */
+int64_t linger_step(int64_t now);    /* when to look again */
+void linger_finish(void);            /* waits a moment for those that are left, and closes them */
+void linger_forget(void);            /* in a child, with engine.lock held */
+
 /* lane.c */
 void lane_init(struct lane *lane, struct conn *conn, int index);
 void lane_kick(struct lane *lane, int budget);
+void lane_push(struct lane *lane);                     /* writes only: what was just posted */
 void lane_break(struct lane *lane, const char *cause); /* with io held */
 void lane_close(struct lane *lane);
 /* With io held, the lane being down: it goes on with this socket. */

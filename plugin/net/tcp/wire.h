@@ -100,7 +100,7 @@ enum lc_tcp_frame_type {
     LC_TCP_DOWN,    /* `lane` is broken up to epoch `arg`: say how far it came */
     LC_TCP_CONTROL, /* seq: acked; size: posted; `arg` lane words and size - seq sizes follow */
     LC_TCP_ERROR,   /* the other side has failed; `length` bytes of text follow */
-    LC_TCP_BYE,     /* the other side closes; seq: acked, from a receiver */
+    LC_TCP_BYE, /* the other side closes; seq: acked, from a receiver; size: messages sent, from a sender */
     LC_TCP_FRAMES
 };
 
