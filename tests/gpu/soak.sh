@@ -73,13 +73,16 @@ while read -r name ranks share options; do
     share=$((left * share / rest)) rest=$((rest - $(awk -v n="$name" '$1 == n { print $3 }' <<<"$parts")))
     seconds=$((share - 3 - ranks)) # they need some to begin and to end
     [ "$seconds" -ge 3 ] || seconds=3
+    limit=$((seconds + 100))
+    [ "$limit" -le $((left + 30)) ] || limit=$((left + 30))
     if [ "$left" -lt 10 ]; then
         skipped=$((skipped + 1)) && say "skipped: $name: no time left"
         continue
     fi
+    [ -z "$settings" ] || options="$options --says committed"
     seed=$((seed + 100000)) begun=$SECONDS
     # shellcheck disable=SC2086 # settings and options are lists
-    timeout -k 5 $((seconds + 100)) env -u LD_PRELOAD $common $settings "$build/tests/gpu/mixed" --ranks "$ranks" \
+    timeout -k 5 "$limit" env -u LD_PRELOAD $common $settings "$build/tests/gpu/mixed" --ranks "$ranks" \
         --load "$build/tests/gpu/libmixed-load.so" --hang 45 --seed "$seed" --seconds "$seconds" $options \
         >"$logs/$name.log" 2>&1 </dev/null
     status=$?
