@@ -10,7 +10,7 @@
 #include <getopt.h>
 
 #define USAGE                                                                                         \
-    "usage: mixed [--ranks N] [--threads] [--comms 1|2|4] [--seed N] [--seconds S]\n"                 \
+    "usage: mixed [--ranks N] [--threads] [--ordered] [--comms 1|2|4] [--seed N] [--seconds S]\n"     \
     "             [--programs N] [--hang S] [--bytes N] [--load LIBRARY] [--says TEXT]...\n"          \
     "Random programs from a seed on, for some seconds, and on until the library has said each TEXT\n" \
     "(with _ for blanks).\n"
@@ -21,7 +21,7 @@
 
 struct options {
     int ranks, comms, hang_s, programs, says_n;
-    bool threads;
+    bool threads, ordered;
     uint64_t seed;
     double seconds;
     size_t bytes;
@@ -112,9 +112,11 @@ static void set_up(struct mx_rank *me, const struct options *options)
 {
     static const float half = 0.5f;
     size_t arena = options->bytes + ((size_t)6 << 20);
-    int device = choose_device(me);
+    int device = choose_device(me), version;
 
     read_settings(me);
+    MX_NCCL(ncclGetVersion(&version));
+    me->ordered |= version < NCCL_VERSION(2, 26, 0);
     mx_watch_begin(me, options->hang_s);
     me->device.size = me->host.size = arena;
     MX_CUDA(cudaMalloc((void **)&me->device.base, arena));
@@ -258,6 +260,7 @@ static int run_rank(int rank, int n, void *arg)
     me->n = n;
     me->comms_n = options->comms;
     me->threads = options->threads;
+    me->ordered = options->ordered;
     me->shared = options->shared;
     set_up(me, options);
     run_programs(me, options);
@@ -291,7 +294,8 @@ static bool parse(int argc, char **argv, struct options *options)
         { "bytes",                 required_argument, NULL, 'b' },
         { "load",        required_argument, NULL, 'l' },
         { "says",               required_argument, NULL, 'y' },
-        { 0        },
+        { "ordered",         no_argument, NULL, 'o' },
+        { 0             },
     };
     int option;
 
@@ -299,6 +303,7 @@ static bool parse(int argc, char **argv, struct options *options)
         switch (option) {
         case 'r': options->ranks = atoi(optarg); break;
         case 't': options->threads = true; break;
+        case 'o': options->ordered = true; break;
         case 'c': options->comms = atoi(optarg); break;
         case 's': options->seed = strtoull(optarg, NULL, 10); break;
         case 'd': options->seconds = atof(optarg); break;

@@ -164,6 +164,7 @@ struct mx_rank {
     int rank, n, comms_n;
     bool threads; /* other ranks are in this process */
     bool rig, preloaded;
+    bool ordered; /* groups name communicators in the same order on all ranks */
     enum mx_wire wire;
     size_t min_bytes; /* smaller reductions keep their type on the wire */
     struct mx_shared *shared;

@@ -318,17 +318,19 @@ static bool takes_part(const struct mx_rank *me, const struct mx_step *s)
     return s->calls > 0;
 }
 
-/* One communicator after the other, as NCCL wants it where they share a stream. */
+/* One communicator after the other, as NCCL wants it where they share a stream; from 2.26 on it has an order of its own. */
 static void issue_group(struct mx_rank *me, const struct mx_step *s, const struct streams *streams)
 {
-    unsigned depth = 1 + (own(me, 4) == 0);
+    unsigned depth = 1 + (own(me, 4) == 0), first = 0;
 
     if (!takes_part(me, s))
         return;
+    if (!me->ordered)
+        first = own(me, (unsigned)me->comms_n);
     for (unsigned i = 0; i < depth; i++)
         MX_NCCL(ncclGroupStart());
-    for (int comm = 0; comm < me->comms_n; comm++)
-        issue_comm(me, s, streams, comm);
+    for (int i = 0; i < me->comms_n; i++)
+        issue_comm(me, s, streams, (i + (int)first) % me->comms_n);
     for (unsigned i = 0; i < depth; i++)
         MX_NCCL(ncclGroupEnd());
 }

@@ -64,6 +64,7 @@ cast-4 4 3 $ours LOONGCOMM_PEER=off $bf16-accurate -- --comms 2
 one-queue-2 2 3 $ours CUDA_DEVICE_MAX_CONNECTIONS=1 -- --comms 2
 bf16-8 8 5 $ours $bf16 -- --comms 4"
 
+ordered=
 seed=${SOAK_SEED:-$(($(date +%s) % 100000 * 10000))}
 end=$((SECONDS + ${3:-300}))
 rest=$(awk '{ n += $3 } END { print n }' <<<"$parts")
@@ -83,12 +84,13 @@ while read -r name ranks share options; do
     seed=$((seed + 100000)) begun=$SECONDS
     # shellcheck disable=SC2086 # settings and options are lists
     timeout -k 5 "$limit" env -u LD_PRELOAD $common $settings "$build/tests/gpu/mixed" --ranks "$ranks" \
-        --load "$build/tests/gpu/libmixed-load.so" --hang 45 --seed "$seed" --seconds "$seconds" $options \
+        --load "$build/tests/gpu/libmixed-load.so" --hang 45 --seed "$seed" --seconds "$seconds" $options $ordered \
         >"$logs/$name.log" 2>&1 </dev/null
     status=$?
     if [ "$status" -eq 0 ]; then
         passed=$((passed + 1)) && say "passed: $name, $((SECONDS - begun)) s"
     else
+        [ -n "$settings" ] || ordered=--ordered # perhaps NCCL takes these
         failed=$((failed + 1)) && say "failed: $name (status $status), seed $seed, $((SECONDS - begun)) s"
         grep -vE '^ *(#|communicator)' "$logs/$name.log" | tail -n 25 | sed 's/^/    | /'
     fi
