@@ -16,7 +16,8 @@ sys.dont_write_bytecode = True
 # GPU/0-1b000 (2/24.0/PHB): host and id in hexadecimal; hops, GB/s, type
 END = re.compile(r"(GPU|CPU|NET)/([0-9a-f]+)-([0-9a-f]+) \((\d+)/(\d+\.\d)/([A-Z0-9]{3})\)")
 FROM = re.compile(r"NCCL INFO (GPU|NET)/([0-9a-f]+)-([0-9a-f]+) :(?=[A-Z]+/)")
-# Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0(1)/GDRDMA; 0[7] is rank and device
+# Channel 00/1 : 0[0] -> 1[0] [send] via NET/Socket/0(2)/GDRDMA/Shared: 0[7] is rank and device, /1 marks sends and
+# receives, (2) is the rank that relays
 USED = re.compile(r"NCCL INFO Channel (\d+)/(\d+) : (\d+)\[([0-9a-f]+)\] -> (\d+)\[([0-9a-f]+)\] \[(send|receive)\] via "
                   r"NET/[^/]+/(\d+)(?:\((\d+)\))?(/GDRDMA)?")
 
@@ -30,7 +31,7 @@ class Log:
     def __init__(self, text):
         self.paths = {}
         self.cut = set()  # where they start whose line may lack its end
-        self.used = []  # (channel, connection, from rank, to rank, "send" or "receive", port's number, GPUDirect)
+        self.used = []  # (channel, connection, from rank, to rank, "send" or "receive", port's number, relay)
         begun = set()
         for line in text.splitlines():
             found = FROM.search(line)
@@ -46,8 +47,9 @@ class Log:
                     self.paths.setdefault((start, self.name(*end.groups()[:3])), (kind, float(gbps), int(hops)))
             found = USED.search(line)
             if found:
-                channel, connection, source, _, target, _, way, net, _, gdr = found.groups()
-                self.used.append((int(channel), int(connection), int(source), int(target), way, int(net), bool(gdr)))
+                channel, connection, source, _, target, _, way, net, relay, _ = found.groups()
+                self.used.append((int(channel), int(connection), int(source), int(target), way, int(net),
+                                  int(relay) if relay else None))
 
     @staticmethod
     def name(kind, host, number):
@@ -72,10 +74,11 @@ def compare_paths(document, log):
     theirs = {ends: way for ends, way in log.paths.items() if way[0] not in ("DIS", "NET")}
     problems = []
     known = {start for start, _ in theirs}
+    seen = known | {end for _, end in theirs}
     for ends in sorted(theirs | {ends: None for ends in ours if ends[0] in known}):
         mine, nccls = ours.get(ends), theirs.get(ends)
-        if nccls is None and not ends[1].startswith("CPU") and ends[1] not in known:
-            continue  # a device that takes no part in that communicator
+        if nccls is None and ends[1] not in seen:
+            continue  # a device that takes no part in that communicator, a NUMA node without any
         if nccls is None and ends[0] in log.cut:
             continue
         # NCCL prints one digit, and computes with floats
@@ -90,14 +93,14 @@ def say(way):
 
 
 def compare_use(document, log):
-    """The ports that connections went by, against our choice for their channels. Only ranks that are alone on their
-    node, so that no GPU but their own can relay, and the rank's GPU is the one of the file."""
+    """The ports that sends and receives went by, against our choice for their channels; no collectives, whose ports NCCL
+    searches, and no sends that another GPU relays. The ranks are those that the file has GPUs of."""
     gpus = {node.get("rank"): entry["nets"] for entry in document["channels"]
             for node in [document["nodes"][entry["gpu"]]]}
     problems, compared = [], 0
-    for channel, _, source, target, way, net, gdr in log.used:
+    for channel, connection, source, target, way, net, relay in log.used:
         rank = source if way == "send" else target
-        if rank not in gpus or not gpus[rank]:
+        if connection != 1 or relay not in (None, rank) or not gpus.get(rank):
             continue
         turns = [document["nodes"][index]["dev"] for index in gpus[rank]]
         compared += 1
@@ -114,14 +117,18 @@ FIELDS = {"cpu": ("numa", "cpus", "arch", "vendor", "family", "model"),
           "gpu": ("dev", "sm"),
           "net": ("dev", "port", "mbits_per_s", "guid", "gdr"),
           "nvlink": ("target", "count"), "c2c": ("count",)}
+UNKNOWN = {"mbits_per_s": 10000, "guid": "any"}  # what NCCL takes an unknown speed for; sockets' guids are their numbers
 
 
 def identity(document, node):
-    """The same for the same thing in both documents: its kind, its own name, and what it hangs below."""
+    """The same for the same thing in both documents: its kind, its own name, and what it hangs below. A card without a
+    PCI function hangs below whatever GPU NCCL met first."""
     names = []
     while "parent" in node:
         own = node.get("id", node.get("target", ""))
         names.append("%s %s" % (node["type"], own) if own else node["type"])
+        if node["type"] == "nic" and document["nodes"][node["parent"]]["type"] == "cpu":
+            break
         node = document["nodes"][node["parent"]]
     return " of ".join(names)
 
@@ -142,7 +149,8 @@ def compare_machines(live, dump):
             problems.append("NCCL has %s; we have %s" % (who, others[0] if others else "no such thing"))
             continue
         for field in FIELDS[node["type"]]:
-            if node.get(field) is not None and mine.get(field) != node[field]:
+            have_it = mine.get(field, UNKNOWN.get(field))
+            if node.get(field) is not None and have_it not in (node[field], "any"):
                 problems.append("%s: %s is %s for NCCL, %s for us" % (who, field, node[field], mine.get(field)))
     return problems, compared
 

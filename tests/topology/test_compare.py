@@ -72,8 +72,9 @@ class Compare(TopoTest):
 
     def test_ports_that_connections_went_by(self):
         document = self.document(NCCL / "one-port-twice.xml")
-        line = PREFIX + "Channel 00/0 : %d[0] -> %d[0] [%s] via NET/Socket/%d%s\n"
-        right = line % (0, 1, "send", 1, "") + line % (1, 0, "receive", 1, "")
+        line = PREFIX + "Channel 00/1 : %d[0] -> %d[0] [%s] via NET/Socket/%d%s\n"
+        right = line % (0, 1, "send", 1, "/Shared") + line % (1, 0, "receive", 1, "") + line % (0, 1, "send", 0, "(1)") + \
+            (line % (0, 1, "send", 0, "")).replace("00/1", "00/0")
         self.assertEqual(topo_compare.compare_use(document, topo_compare.Log(right)), ([], 2))
         for wrong in (line % (0, 1, "send", 0, "/GDRDMA"), line % (1, 0, "receive", 0, "/Shared")):
             problems, compared = topo_compare.compare_use(document, topo_compare.Log(wrong))
