@@ -62,25 +62,40 @@ void conn_unref(struct conn *conn)
 
 /* ---- failing ---- */
 
-static const char *device_name(const struct conn *conn)
+/* All that it has used. */
+static const char *device_names(const struct conn *conn, char text[DEVICES_TEXT])
 {
-    return engine.devices ? engine.devices[conn->dev].name : "?";
+    size_t n = 0;
+
+    text[0] = '\0';
+    for (int i = 0; i < conn->n_lanes && engine.devices; i++) {
+        bool said = false;
+
+        for (int j = 0; j < i && !said; j++)
+            said = conn->lanes[j].dev == conn->lanes[i].dev;
+        if (!said && n < DEVICES_TEXT)
+            n += (size_t)snprintf(text + n, DEVICES_TEXT - n, "%s%s", n ? ", " : "",
+                                  rail_name(&conn->lanes[i]));
+    }
+    return text;
 }
 
 void conn_fail_locked(struct conn *conn, int code, const char *text)
 {
+    char devices[DEVICES_TEXT];
+
     if (conn->error || conn->closing)
         return;
+    (void)device_names(conn, devices);
     conn->error = code;
     (void)snprintf(conn->cause, sizeof(conn->cause), "%s", text);
     /* At the end of a job processes go in any order, and nobody misses them. */
     if (conn->acked < conn->posted)
         lc_warn("%s %s over %s failed: %s", conn->sends ? "sending to" : "receiving from",
-                conn->peer_text, device_name(conn), text);
+                conn->peer_text, devices, text);
     else
         lc_info("%s %s over %s, where nothing waits, failed: %s",
-                conn->sends ? "sending to" : "receiving from", conn->peer_text, device_name(conn),
-                text);
+                conn->sends ? "sending to" : "receiving from", conn->peer_text, devices, text);
 }
 
 void conn_fail(struct conn *conn, int code, const char *fmt, ...)
@@ -99,8 +114,7 @@ void conn_fail(struct conn *conn, int code, const char *fmt, ...)
 
 /* ---- waking ---- */
 
-/* With conn->lock held. */
-static bool wake_lane(struct lane *lane)
+bool conn_wake_lane(struct lane *lane)
 {
     if (!lane->up || !lane->idle || lane->index == 0)
         return false;
@@ -117,7 +131,7 @@ void conn_wake_lanes(struct conn *conn, const struct lane *except)
     pthread_mutex_lock(&conn->lock);
     for (int i = 1; i < conn->n_lanes; i++) {
         if (&conn->lanes[i] != except)
-            woken |= wake_lane(&conn->lanes[i]);
+            woken |= conn_wake_lane(&conn->lanes[i]);
     }
     pthread_mutex_unlock(&conn->lock);
     if (!woken && &conn->lanes[0] != except)
@@ -150,7 +164,7 @@ static void spread(struct conn *conn)
     if (!conn->lanes[0].up && (conn->cut < conn->posted || conn->n_redo))
         bytes += conn->piece + 1;
     for (int i = 1; i < conn->n_lanes && bytes > conn->piece; i++) {
-        if (wake_lane(&conn->lanes[i]))
+        if (conn_wake_lane(&conn->lanes[i]))
             bytes -= bytes < conn->piece ? bytes : conn->piece;
     }
     pthread_mutex_unlock(&conn->lock);
@@ -228,7 +242,7 @@ int conn_settle(struct lane *lane, uint64_t count)
 }
 
 /* CONTROL frames of several lanes may overtake each other; each is a whole state, and what is older says nothing new. */
-static int take_words(struct conn *conn, const unsigned char *body, uint32_t n)
+static int take_words(struct conn *conn, const unsigned char *body, uint32_t n, bool *ended)
 {
     if (n != (uint32_t)conn->n_lanes)
         return -EPROTO;
@@ -238,9 +252,14 @@ static int take_words(struct conn *conn, const unsigned char *body, uint32_t n)
         int err = 0;
 
         memcpy(&word, body + i * sizeof(word), sizeof(word));
-        if (about->up && word.epoch == about->epoch)
+        if (about->up && word.epoch == about->epoch) {
             err = confirm(about, word.count);
-        else if (!about->up && !about->settled && !word.open && word.epoch >= about->epoch)
+            /* The other side has given it up, and its end may not come through. */
+            if (!word.open && about->retire < word.epoch) {
+                about->retire = word.epoch;
+                *ended = true;
+            }
+        } else if (!about->up && !about->settled && !word.open && word.epoch >= about->epoch)
             err = conn_settle(about, word.count);
         if (err)
             return err;
@@ -252,10 +271,11 @@ int conn_take_control(struct lane *lane, const struct lc_tcp_frame *f, const uns
 {
     struct conn *conn = lane->conn;
     const unsigned char *sizes = body + f->arg * sizeof(struct lc_tcp_lane_word);
+    bool ended = false;
     int err;
 
     pthread_mutex_lock(&conn->lock);
-    err = take_words(conn, body, f->arg);
+    err = take_words(conn, body, f->arg, &ended);
     if (!err)
         err = conn_acked(conn, f->seq);
     for (uint64_t i = 0; !err && i < f->size - f->seq; i++) {
@@ -267,6 +287,10 @@ int conn_take_control(struct lane *lane, const struct lc_tcp_frame *f, const uns
     if (!err && f->size > conn->credit)
         conn->credit = f->size;
     pthread_mutex_unlock(&conn->lock);
+    for (int i = 0; ended && i < conn->n_lanes; i++) {
+        if (&conn->lanes[i] != lane)
+            lane_kick(&conn->lanes[i], 1);
+    }
     if (!err)
         spread(conn);
     return err;
@@ -280,6 +304,10 @@ static bool next_piece(struct lane *lane, struct piece *out)
     uint64_t left;
 
     if (lane->count - lane->told >= RING)
+        return false;
+    if (!conn->n_redo && !may_cut(conn))
+        return false;
+    if (!rail_may_take(lane))
         return false;
     while (conn->n_redo) {
         *out = conn->redo[--conn->n_redo];
@@ -379,6 +407,9 @@ static void fill_sender(struct lane *lane)
         if (r->size <= LC_TCP_EARLY_MAX && p.length == r->size)
             keep_copy(lane, r);
         lane->sent[lane->count % RING] = p;
+        if (conn->n_rails > 1)
+            lane->took_at = lc_now_ns();
+        conn->rails[lane->rail].bytes += p.length;
         lane->oldest = p.seq < lane->oldest ? p.seq : lane->oldest;
         add_frame(lane, n++, &f, r->data + p.offset, p.length);
         bytes += p.length;

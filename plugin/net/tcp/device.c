@@ -131,6 +131,10 @@ static void describe(struct lc_tcp_device *dev, const struct ifaddrs *ifa, int s
         memcpy(&dev->address, ifa->ifa_addr, sizeof(dev->address.v4));
     else
         memcpy(&dev->address, ifa->ifa_addr, sizeof(dev->address.v6));
+    if (ifa->ifa_netmask && ifa->ifa_addr->sa_family == AF_INET)
+        memcpy(&dev->mask, ifa->ifa_netmask, sizeof(dev->mask.v4));
+    else if (ifa->ifa_netmask)
+        memcpy(&dev->mask, ifa->ifa_netmask, sizeof(dev->mask.v6));
     dev->index = if_nametoindex(dev->name);
     dev->pci_path = find_pci_path(dev->name, &has_device);
     dev->guid = hash_name(dev->name);
@@ -320,6 +324,12 @@ void lc_tcp_devices_free(struct lc_tcp_device *devices, int n)
     for (int i = 0; i < n; i++)
         free(devices[i].pci_path);
     free(devices);
+}
+
+bool lc_tcp_device_reaches(const struct lc_tcp_device *device, const union lc_tcp_address *address)
+{
+    return device->mask.sa.sa_family &&
+           same_network(&device->mask.sa, &device->address.sa, address);
 }
 
 bool lc_tcp_address_is_local(const union lc_tcp_address *address)

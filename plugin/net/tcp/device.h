@@ -12,7 +12,8 @@ struct lc_tcp_device {
     char name[IF_NAMESIZE];
     char *pci_path; /* owned; NULL: not a PCI device */
     union lc_tcp_address address;
-    uint32_t index; /* of the interface */
+    union lc_tcp_address mask; /* family 0: none */
+    uint32_t index;            /* of the interface */
     int speed_mbps;
     float latency_us;
     uint64_t guid;
@@ -26,6 +27,9 @@ bool lc_tcp_name_matches(const char *list, const char *name);
  * transports look. `speed_mbps`: what the user says, 0: what the system says. */
 int lc_tcp_devices_find(int speed_mbps, struct lc_tcp_device **out, int *n_out);
 void lc_tcp_devices_free(struct lc_tcp_device *devices, int n);
+
+/* True if the address is in the network that the device is in. */
+bool lc_tcp_device_reaches(const struct lc_tcp_device *device, const union lc_tcp_address *address);
 
 /* True if the address is one of this machine's own, where packets pass no device. */
 bool lc_tcp_address_is_local(const union lc_tcp_address *address);

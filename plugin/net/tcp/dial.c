@@ -18,6 +18,8 @@
 #define PROBE_MIN_NS ((int64_t)20 * 1000000)
 #define PROBE_MAX_NS ((int64_t)250 * 1000000)
 #define SCARCE_NS    ((int64_t)10 * 1000000000)
+#define RAIL_NS \
+    ((int64_t)3 * 1000000000) /* of one dial where there are other rails: it may be repaired soon */
 
 static int64_t grown(int64_t pause, int64_t most, unsigned times)
 {
@@ -39,6 +41,9 @@ void dial_again(struct talk *talk, const char *cause, bool refused)
     else
         lane->next_dial = now + grown(RETRY_MIN_NS, RETRY_MAX_NS, lane->tries++);
     atomic_store(&engine.attention, true);
+    /* Other addresses of the peer may lead to another machine. */
+    refused = refused &&
+              (!conn->sends || (conn->was_up ? conn->rails[lane->rail].proven : lane->rail == 0));
     if (!refused) {
         conn->refused = 0;
     } else if (conn->refused++ == 0) {
@@ -68,12 +73,13 @@ static void postpone(struct talk *talk)
 }
 
 /* Where routes alone decide, a packet may leave by another interface than NCCL has chosen. */
-static void bind_to_device(int fd, const struct conn *conn, unsigned tries)
+static void bind_to_device(int fd, const struct lane *lane, unsigned tries)
 {
-    const struct lc_tcp_device *device = &engine.devices[conn->dev];
+    const struct lc_tcp_device *device = &engine.devices[lane->dev];
+    const union lc_tcp_address *to = &lane->conn->rails[lane->rail].to;
     union lc_tcp_address from = device->address;
 
-    if (from.sa.sa_family != conn->peer.sa.sa_family)
+    if (from.sa.sa_family != to->sa.sa_family)
         return;
     if (from.sa.sa_family == AF_INET)
         from.v4.sin_port = 0;
@@ -81,7 +87,7 @@ static void bind_to_device(int fd, const struct conn *conn, unsigned tries)
         from.v6.sin6_port = 0;
     /* Inside one machine packets take the loopback interface, whatever the address. If the peer cannot be reached
      * through the device, every other attempt lets the routes decide, as NCCL does. */
-    if (tries % 2 == 1 || lc_tcp_address_is_local(&conn->peer))
+    if ((tries % 2 == 1 && lane->conn->n_rails == 1) || lc_tcp_address_is_local(to))
         return;
     (void)bind(fd, &from.sa, lc_tcp_address_size(&from));
     if (engine.n_devices > 1)
@@ -93,7 +99,7 @@ static void bind_to_device(int fd, const struct conn *conn, unsigned tries)
 static struct talk *new_talk(enum kind kind, struct lane *lane, int fd, int64_t now)
 {
     struct conn *conn = lane->conn;
-    int64_t patience = engine.timeout_ns / 4 + 1000000000;
+    int64_t patience = conn->n_rails > 1 ? RAIL_NS : engine.timeout_ns / 4 + 1000000000;
     struct talk *talk = service_add(kind, fd,
                                     now + (patience < HANDSHAKE_NS ? patience : HANDSHAKE_NS));
 
@@ -136,13 +142,14 @@ static void begin(struct talk *talk, const union lc_tcp_address *to)
 void dial(struct lane *lane, uint32_t epoch, unsigned tries, int64_t now)
 {
     struct conn *conn = lane->conn;
-    int fd = service_socket(conn->peer.sa.sa_family);
+    const union lc_tcp_address *to = &conn->rails[lane->rail].to;
+    int fd = service_socket(to->sa.sa_family);
     struct talk *talk = new_talk(DIAL, lane, fd, now);
 
     if (!talk)
         return;
     talk->hello.epoch = epoch;
-    engine_home(conn->dev, &talk->hello.home);
+    engine_home(lane->dev, &talk->hello.home);
     if (fd < 0) {
         dial_again(talk, strerror(-fd), false);
         return;
@@ -152,8 +159,8 @@ void dial(struct lane *lane, uint32_t epoch, unsigned tries, int64_t now)
         return;
     }
     set_options(fd);
-    bind_to_device(fd, conn, tries);
-    begin(talk, &conn->peer);
+    bind_to_device(fd, lane, tries);
+    begin(talk, to);
 }
 
 /* Whoever listened at the sender's address and does so no more has ended; where no answer comes, it may only be out of

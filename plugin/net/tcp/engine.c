@@ -57,6 +57,7 @@ static void read_settings(void)
     int threads = processors / 4;
 
     engine.sockets = choose(config->net_sockets, sockets, LC_TCP_LANES);
+    engine.rails = choose(config->net_rails, 1, LC_TCP_RAILS);
     threads = threads < 1 ? 1 : threads > 8 ? 8 : threads;
     engine.threads_wanted = choose(config->net_threads, threads, 64);
     engine.piece = config->net_piece < LC_TCP_PIECE_MIN   ? LC_TCP_PIECE_MIN

@@ -19,6 +19,7 @@ void lane_init(struct lane *lane, struct conn *conn, int index)
 {
     lane->conn = conn;
     lane->index = index;
+    lane->dev = conn->dev;
     pthread_mutex_init(&lane->io, NULL);
     lane->fd = -1;
     lane->oldest = UINT64_MAX;
@@ -94,7 +95,7 @@ void lane_break(struct lane *lane, const char *cause)
         return;
     atomic_fetch_add_explicit(&engine.broken, 1, memory_order_relaxed);
     lc_info("socket %d of the connection with %s over %s broke: %s", lane->index, conn->peer_text,
-            engine.devices ? engine.devices[conn->dev].name : "?", cause);
+            rail_name(lane), cause);
     conn_wake_lanes(conn, lane);
     engine_wake();
 }
@@ -136,6 +137,12 @@ void lane_attach(struct lane *lane, int fd, uint32_t epoch)
                 conn->peer_text, strerror(errno));
     pthread_mutex_lock(&conn->lock);
     lane->epoch = epoch;
+    lane->stuck = false;
+    lane->rate = 0;
+    lane->took_at = lane->moving_at = lane->busy_since = 0;
+    lane->gone = 0;
+    if (conn->sends)
+        conn->rails[lane->rail].proven = true;
     lane->up = true;
     lane->idle = false;
     lane->tries = 0;
@@ -146,6 +153,8 @@ void lane_attach(struct lane *lane, int fd, uint32_t epoch)
     conn->refused = 0;
     conn->probes = 0;
     conn->dirty = true;
+    /* For rail_watch; sockets are attached on the service thread, which needs no waking. */
+    atomic_store(&engine.attention, true);
     pthread_mutex_unlock(&conn->lock);
 }
 
@@ -337,6 +346,7 @@ enum standing {
     STANDS,
     FAILED,
     RETIRED,
+    STUCK,
 };
 
 static enum standing look(struct lane *lane)
@@ -346,7 +356,7 @@ static enum standing look(struct lane *lane)
 
     pthread_mutex_lock(&conn->lock);
     if (lane->up && lane->retire >= lane->epoch)
-        standing = RETIRED;
+        standing = lane->stuck ? STUCK : RETIRED;
     else if (conn->error)
         standing = FAILED;
     pthread_mutex_unlock(&conn->lock);
@@ -364,6 +374,7 @@ static bool move(struct lane *lane, int budget)
             return false;
         switch (look(lane)) {
         case RETIRED: lane_break(lane, "the other side has given it up"); return false;
+        case STUCK: lane_break(lane, "nothing comes through it"); return false;
         case FAILED: break; /* nothing more is read: the caller's buffers are no longer ours */
         default: got = read_some(lane); break;
         }

@@ -239,6 +239,7 @@ static void accept_some(struct talk *listener, int64_t now)
             return;
         }
         talk->from = from;
+        talk->dev = listener->dev;
         if (service_poll(talk, EPOLLIN | EPOLLRDHUP, true) != 0)
             service_end(talk, false);
     }
@@ -336,7 +337,7 @@ static void note_home(struct lane *lane, const struct talk *talk)
     union lc_tcp_address home;
     bool same;
 
-    if (lc_tcp_address_read(&talk->hello.home, engine.devices[lane->conn->dev].index, &home) != 0 ||
+    if (lc_tcp_address_read(&talk->hello.home, engine.devices[talk->dev].index, &home) != 0 ||
         home.sa.sa_family != talk->from.sa.sa_family)
         return;
     if (home.sa.sa_family == AF_INET)
@@ -384,6 +385,8 @@ static bool seat_guest(struct talk *talk, struct lane *lane, struct lc_tcp_reply
     pthread_mutex_lock(&conn->lock);
     reply->count = lane->count;
     reply->acked = conn->acked;
+    if (ok)
+        lane->dev = talk->dev;
     pthread_mutex_unlock(&conn->lock);
     set_options(talk->fd);
     if (ok && send_reply(talk->fd, reply)) {
@@ -512,13 +515,19 @@ static void want_probe(struct conn *conn, int64_t now, struct wanted *wanted, in
     }
 }
 
-/* Returns whether the deadline of the connection has passed. */
+/* Returns whether the connection needs more than can be done with engine.lock held: its deadline has passed, or it has
+ * sockets to give up. */
 static bool look_at(struct conn *conn, int64_t now, struct wanted *wanted, int *n, int64_t *next)
 {
     bool late = false;
+    int64_t again;
 
     pthread_mutex_lock(&conn->lock);
     want_dials(conn, now, wanted, n, next);
+    if (!conn->error && !conn->peer_gone && !conn->closing) {
+        again = rail_watch(conn, now, &late);
+        *next = again < *next ? again : *next;
+    }
     if (conn->n_up == 0 && !conn->error && !conn->peer_gone && !conn->closing) {
         int64_t at = conn->down_since + engine.timeout_ns;
 
@@ -533,10 +542,17 @@ static bool look_at(struct conn *conn, int64_t now, struct wanted *wanted, int *
 static void fail_late(struct conn *conn)
 {
     char cause[CAUSE];
+    bool late;
 
     pthread_mutex_lock(&conn->lock);
     memcpy(cause, conn->cause, sizeof(cause));
+    late = conn->n_up == 0;
     pthread_mutex_unlock(&conn->lock);
+    if (!late) {
+        for (int i = 0; i < conn->n_lanes; i++)
+            lane_kick(&conn->lanes[i], 1);
+        return;
+    }
     conn_fail(conn, -EREMOTEIO, "no way to it for %lld s%s%.150s",
               (long long)(engine.timeout_ns / 1000000000), *cause ? ", at last: " : "", cause);
 }

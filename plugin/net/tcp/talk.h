@@ -26,7 +26,7 @@ struct talk {
     size_t done; /* bytes of hello or reply */
     struct lc_tcp_hello hello;
 
-    /* LISTENER */
+    /* LISTENER, GUEST */
     int dev;
     /* GUEST */
     union lc_tcp_address from;

@@ -99,10 +99,13 @@ static int random_bytes(void *out, size_t size)
     return errno ? -errno : -EIO;
 }
 
+/* With engine.lock held. */
 static void fill_handle(void *handle, const struct lc_net_listen *listen, uint16_t port)
 {
     struct lc_tcp_handle h = { .magic = LC_TCP_MAGIC, .version = LC_TCP_VERSION };
     union lc_tcp_address address = engine.devices[listen->dev].address;
+
+    rail_fill_handle(listen->dev, &h);
 
     if (address.sa.sa_family == AF_INET)
         address.v4.sin_port = port;
@@ -136,13 +139,13 @@ static int tcp_listen(struct lc_net_context *ctx, int dev, void *handle, struct 
     pthread_mutex_lock(&engine.lock);
     err = service_listen(dev, &port);
     if (!err) {
+        fill_handle(handle, listen, port);
         listen->next = engine.listens;
         engine.listens = listen;
     }
     pthread_mutex_unlock(&engine.lock);
     if (err)
         goto drop;
-    fill_handle(handle, listen, port);
     *out = listen;
     return 0;
 
@@ -153,24 +156,44 @@ free_listen:
     return err;
 }
 
+static void set_rails(struct conn *conn, const struct rail *rails, int n)
+{
+    conn->n_rails = n;
+    memcpy(conn->rails, rails, (size_t)n * sizeof(*rails));
+    for (int i = 0; i < conn->n_lanes; i++) {
+        conn->lanes[i].rail = i % n;
+        conn->lanes[i].dev = rails[i % n].dev;
+    }
+    conn->peer = rails[0].to;
+    (void)lc_tcp_address_text(&conn->peer, conn->peer_text);
+    for (int i = 1; i < n; i++) {
+        char text[LC_TCP_ADDRESS_TEXT];
+
+        lc_info("sending to %s over %s goes over %s to %s, too", conn->peer_text,
+                engine.devices[rails[0].dev].name, engine.devices[rails[i].dev].name,
+                lc_tcp_address_text(&rails[i].to, text));
+    }
+}
+
 /* With engine.lock held: the engine must run, so that somebody dials. */
 static int begin_connect(int dev, const struct lc_tcp_handle *h, struct conn **out)
 {
-    union lc_tcp_address peer;
+    struct rail rails[LC_TCP_RAILS];
     struct conn *conn;
-    uint16_t home;
+    int n_rails;
+    int n;
     int err;
 
-    err = lc_tcp_address_read(&h->address, engine.devices[dev].index, &peer);
+    err = rail_choose(dev, h, rails, &n_rails);
     if (err) {
         lc_warn("the peer's handle holds no address");
         return err;
     }
-    conn = conn_new(true, dev, engine.sockets, engine.piece);
+    n = n_rails * engine.sockets;
+    conn = conn_new(true, dev, n < LC_TCP_LANES ? n : LC_TCP_LANES, engine.piece);
     if (!conn)
         return -ENOMEM;
-    conn->peer = peer;
-    (void)lc_tcp_address_text(&peer, conn->peer_text);
+    set_rails(conn, rails, n_rails);
     memcpy(conn->token, h->token, sizeof(conn->token));
     conn->expires = lc_now_ns() + PENDING_NS(engine.timeout_ns);
     err = random_bytes(conn->id, sizeof(conn->id));
@@ -178,8 +201,11 @@ static int begin_connect(int dev, const struct lc_tcp_handle *h, struct conn **o
         err = random_bytes(&conn->ticket, sizeof(conn->ticket));
     conn->ticket |= 1; /* 0 is none */
     /* For the receiver that asks whether this process is still there; where that fails, it waits for its deadline. */
-    if (!err && engine.running)
-        (void)service_listen(dev, &home);
+    for (int i = 0; !err && engine.running && i < n_rails; i++) {
+        uint16_t home;
+
+        (void)service_listen(rails[i].dev, &home);
+    }
     if (!err)
         err = engine.running ? engine_enlist(conn) : -EINVAL;
     if (err) {

@@ -23,11 +23,12 @@
 #include <stdatomic.h>
 #include <sys/uio.h>
 
-#define RING     64    /* pieces of one lane that are sent and not confirmed */
-#define BATCH    8     /* frames of one sendmsg */
-#define IOVS     16    /* a header and a payload each */
-#define IN_BYTES 10240 /* holds any frame without its payload, and short messages whole */
-#define CAUSE    200
+#define RING         64    /* pieces of one lane that are sent and not confirmed */
+#define BATCH        8     /* frames of one sendmsg */
+#define IOVS         16    /* a header and a payload each */
+#define IN_BYTES     10240 /* holds any frame without its payload, and short messages whole */
+#define CAUSE        200
+#define DEVICES_TEXT ((size_t)LC_TCP_RAILS * (IF_NAMESIZE + 2))
 
 struct piece {
     uint64_t seq;
@@ -103,6 +104,24 @@ struct lane {
     unsigned tries;
     union lc_tcp_address home; /* receiver: where the sender's process listens, if has_home */
     bool has_home;
+    int rail;           /* sender: index in conn->rails */
+    int dev;            /* that the socket in use, or the last one, passes */
+    bool stuck;         /* why it is retired: nothing that was sent has come for long */
+    uint64_t rate;      /* sender: bytes per second, as far as is known */
+    int64_t rate_at;    /* when that was looked at */
+    int64_t busy_since; /* 0: nothing is on its way */
+    uint64_t busy_from; /* what the peer's system had confirmed then */
+    int64_t took_at;    /* sender: when it took its last piece */
+    uint64_t gone; /* bytes that the peer's system has confirmed, when that was last seen to grow */
+    int64_t moving_at; /* when that was; or that nothing was on its way */
+};
+
+/* A way from an interface of this machine to one of the peer's. Connections of one rail do without all that. */
+struct rail {
+    int dev;
+    union lc_tcp_address to;
+    bool proven;    /* it has had a socket: what refuses there is the peer's machine */
+    uint64_t bytes; /* of pieces, those that were sent again counted again */
 };
 
 struct conn {
@@ -114,7 +133,10 @@ struct conn {
     uint64_t slot; /* names the connection in the pool's epoll */
     uint8_t id[LC_TCP_TOKEN];
     uint8_t token[LC_TCP_TOKEN];
-    union lc_tcp_address peer; /* sender: where to dial; receiver: who came first */
+    struct rail
+        rails[LC_TCP_RAILS];   /* sender: lane i takes rail i % n_rails; `proven` under lock */
+    int n_rails;               /* receiver: 0, it takes what comes */
+    union lc_tcp_address peer; /* sender: of its first rail; receiver: who came first */
     char peer_text[LC_TCP_ADDRESS_TEXT];
 
     /* under engine.lock */
@@ -208,7 +230,8 @@ struct engine {
     bool configured;
     struct lc_tcp_device *devices;
     int n_devices;
-    int sockets;
+    int sockets; /* of each rail */
+    int rails;
     int threads_wanted;
     uint32_t piece;
     int64_t timeout_ns;
@@ -250,6 +273,7 @@ __attribute__((format(printf, 3, 4))) void conn_fail(struct conn *conn, int code
 void conn_fail_locked(struct conn *conn, int code, const char *text);
 void conn_close(struct conn *conn);
 void conn_wake_lanes(struct conn *conn, const struct lane *except);
+bool conn_wake_lane(struct lane *lane); /* with conn->lock held; false: it needs no waking */
 int conn_settle(struct lane *lane, uint64_t count); /* with conn->lock held */
 int conn_acked(struct conn *conn, uint64_t acked);  /* with conn->lock held */
 int conn_take_control(struct lane *lane, const struct lc_tcp_frame *f, const unsigned char *body);
@@ -284,6 +308,14 @@ void lane_close(struct lane *lane);
 /* With io held, the lane being down: it goes on with this socket. */
 void lane_attach(struct lane *lane, int fd, uint32_t epoch);
 int lane_parse(struct lane *lane); /* with io held: whatever stands in `in` */
+
+/* rail.c; the last three with conn->lock held */
+void rail_fill_handle(int dev, struct lc_tcp_handle *h); /* with engine.lock held */
+int rail_choose(int dev, const struct lc_tcp_handle *h, struct rail rails[LC_TCP_RAILS],
+                int *n_out);
+bool rail_may_take(struct lane *lane);
+int64_t rail_watch(struct conn *conn, int64_t now, bool *stuck); /* when to look again */
+const char *rail_name(const struct lane *lane);
 
 static inline bool same_bytes(const uint8_t *a, const uint8_t *b)
 {

@@ -21,6 +21,7 @@
 #define LC_TCP_VERSION 2u
 #define LC_TCP_TOKEN   16
 #define LC_TCP_LANES   16 /* most of one connection */
+#define LC_TCP_RAILS   4  /* most interfaces of one connection */
 #define LC_TCP_WINDOW  64 /* most receives that are posted and not complete */
 #define LC_TCP_EARLY \
     32 /* so many messages beyond the last confirmed one may come before their receives */
@@ -49,9 +50,10 @@ struct lc_tcp_handle {
     uint32_t version;
     uint32_t pad;
     uint8_t token[LC_TCP_TOKEN];
-    uint64_t ticket; /* 0; the connecting side's, between its calls */
-    struct lc_tcp_wire_address address;
-    uint8_t reserved[68];
+    uint64_t ticket;                    /* 0; the connecting side's, between its calls */
+    struct lc_tcp_wire_address address; /* of the device that NCCL has chosen */
+    struct lc_tcp_wire_address more[LC_TCP_RAILS - 1]; /* of others in the same process */
+    uint8_t reserved[8];
 };
 
 enum lc_tcp_kind {
