@@ -111,6 +111,8 @@ struct lc_bench_machine {
 struct lc_bench_series {
     double *us; /* all samples of all rounds, microseconds per call, maximum over ranks */
     size_t count;
+    double
+        *cpu; /* one a round: seconds for a GB of a rank's buffer, of all ranks; NaN: not known */
 };
 
 struct lc_bench_result {
@@ -211,6 +213,7 @@ struct lc_bench_reply {
     int error; /* 0 or -errno, then text says why */
     int slots; /* CASE */
     int samples;
+    double cpu_s; /* RUN: of all threads but the one that calls, warm-up included */
     char text[LC_BENCH_TEXT];
     struct lc_bench_machine machine;
     ncclUniqueId id;

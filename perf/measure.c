@@ -2,6 +2,7 @@
 #include "perf/bench.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -40,9 +41,9 @@ static void take_max(double *into, const double *values, int count)
         into[i] = max_double(into[i], values[i]);
 }
 
-/* One turn of one variant; `us` gets request->iters samples at launcher 0. */
+/* One turn of one variant; `us` gets request->iters samples at launcher 0. `cpu` (or NULL): seconds of all ranks. */
 static int turn(struct lc_bench *bench, enum lc_bench_variant variant,
-                const struct lc_bench_request *request, const char *what, double *us)
+                const struct lc_bench_request *request, const char *what, double *us, double *cpu)
 {
     struct lc_bench_set *set = &bench->sets[variant];
     size_t bytes = (size_t)request->iters * sizeof(double);
@@ -50,7 +51,11 @@ static int turn(struct lc_bench *bench, enum lc_bench_variant variant,
 
     if (err)
         return err;
+    if (cpu)
+        *cpu = bench->boot.size > 1 ? NAN : 0; /* other launchers do not tell */
     for (int i = 0; i < set->count; i++) {
+        if (cpu)
+            *cpu += bench->replies[i].cpu_s;
         if (bench->replies[i].samples != request->iters)
             return -EPROTO;
         take_max(bench->replies[0].us, bench->replies[i].us, request->iters);
@@ -99,13 +104,13 @@ static int try_out(struct lc_bench *bench, const char *what, double *out)
         request.warmup = 0;
         request.iters = 1;
         request.verify = true;
-        err = turn(bench, v, &request, what, us);
+        err = turn(bench, v, &request, what, us, NULL);
         if (err)
             return err;
         request.warmup = WARMUP;
         request.iters = 3;
         request.verify = false;
-        err = turn(bench, v, &request, what, us);
+        err = turn(bench, v, &request, what, us, NULL);
         if (err)
             return err;
         if (bench->boot.rank == 0)
@@ -148,8 +153,9 @@ static int make_room(const struct lc_bench *bench, const struct plan *plan,
         if (bench->sets[v].count == 0)
             continue;
         out->series[v].us = calloc(count, sizeof(double));
+        out->series[v].cpu = calloc((size_t)plan->rounds, sizeof(double));
         out->series[v].count = count;
-        if (!out->series[v].us)
+        if (!out->series[v].us || !out->series[v].cpu)
             return -ENOMEM;
     }
     if (!out->series[LC_BENCH_PLAIN].us || !out->series[LC_BENCH_OURS].us)
@@ -159,8 +165,9 @@ static int make_room(const struct lc_bench *bench, const struct plan *plan,
 }
 
 /* Both variants once, in alternating order: what drifts then counts for neither. */
-static int round_of_turns(struct lc_bench *bench, const struct plan *plan, int round,
-                          const char *what, struct lc_bench_result *result)
+static int round_of_turns(struct lc_bench *bench, const struct lc_bench_case *kase,
+                          const struct plan *plan, int round, const char *what,
+                          struct lc_bench_result *result)
 {
     const struct lc_bench_request request = {
         .kind = LC_BENCH_ASK_RUN,
@@ -169,6 +176,7 @@ static int round_of_turns(struct lc_bench *bench, const struct plan *plan, int r
         .inner = plan->inner,
         .verify = round == plan->rounds - 1,
     };
+    double gb = (double)kase->bytes * (plan->warmup + plan->iters) * plan->inner / 1e9;
     double medians[LC_BENCH_VARIANTS] = { 0 };
 
     for (int i = 0; i < LC_BENCH_VARIANTS; i++) {
@@ -178,9 +186,10 @@ static int round_of_turns(struct lc_bench *bench, const struct plan *plan, int r
 
         if (bench->sets[v].count == 0)
             continue;
-        err = turn(bench, v, &request, what, us);
+        err = turn(bench, v, &request, what, us, &result->series[v].cpu[round]);
         if (err)
             return err;
+        result->series[v].cpu[round] /= gb;
         medians[v] = lc_bench_percentile(us, (size_t)plan->iters, 50);
     }
     if (result->ratios && medians[LC_BENCH_OURS] > 0)
@@ -208,7 +217,7 @@ int lc_bench_settle(struct lc_bench *bench, const struct lc_bench_case *kase, do
     while (more && !err) {
         for (int v = 0; v < LC_BENCH_VARIANTS && !err; v++) {
             if (bench->sets[v].count)
-                err = turn(bench, v, &request, what, us);
+                err = turn(bench, v, &request, what, us, NULL);
         }
         more = !lc_deadline_passed(end);
         if (!err)
@@ -219,8 +228,10 @@ int lc_bench_settle(struct lc_bench *bench, const struct lc_bench_case *kase, do
 
 void lc_bench_result_free(struct lc_bench_result *result)
 {
-    for (int v = 0; v < LC_BENCH_VARIANTS; v++)
+    for (int v = 0; v < LC_BENCH_VARIANTS; v++) {
         free(result->series[v].us);
+        free(result->series[v].cpu);
+    }
     free(result->ratios);
     *result = (struct lc_bench_result){ 0 };
 }
@@ -251,7 +262,7 @@ int lc_bench_measure(struct lc_bench *bench, const struct lc_bench_case *kase, d
     if (!err)
         err = make_room(bench, &plan, &result);
     for (int round = 0; round < plan.rounds && !err; round++)
-        err = round_of_turns(bench, &plan, round, what, &result);
+        err = round_of_turns(bench, kase, &plan, round, what, &result);
     if (err) {
         lc_bench_result_free(&result);
         return err;

@@ -29,6 +29,8 @@ struct lc_bench_output {
 
 struct figures {
     double median, p10, p99; /* of ratios: p90 */
+    double p25, p75;
+    double cpu; /* of a series */
 };
 
 static int file_open(struct file *file, const char *path)
@@ -191,10 +193,11 @@ static void begin_table(const struct lc_bench *bench)
            machine->nccl_path);
     printf(
         "# size: bytes of a rank's send buffer (all-gather: receive buffer); us: per call, slowest rank; GB/s as in nccl-tests; "
+        "cpu: seconds of all ranks' other threads for a GB of a rank's buffer; "
         "ratio: nccl / %s, median of rounds (p10..p90)\n",
         lc_bench_side_name(bench->options, LC_BENCH_OURS));
-    printf("%8s %-7s %5s %-10s %12s %12s %12s %8s %8s  %-21s %s\n", "size", "type", "live",
-           "variant", "median us", "p10 us", "p99 us", "algbw", "busbw", "ratio", "check");
+    printf("%8s %-7s %5s %-10s %12s %12s %12s %8s %8s %8s  %-21s %s\n", "size", "type", "live",
+           "variant", "median us", "p10 us", "p99 us", "algbw", "busbw", "cpu", "ratio", "check");
     fflush(stdout);
 }
 
@@ -222,7 +225,7 @@ int lc_bench_output_open(const struct lc_bench *bench, int argc, char **argv,
         fprintf(
             output->csv_file.out,
             "op,bytes,dtype,ranks,live,live_drawn,inplace,graph,sendrecv,tensors,variant,median_us,p10_us,"
-            "p99_us,algbw,busbw,verified,samples,inner,slots,ratio,ratio_p10,ratio_p90\n");
+            "p99_us,algbw,busbw,verified,samples,inner,slots,cpu_s_per_gb,ratio,ratio_p10,ratio_p90\n");
     begin_table(bench);
     *out = output;
     return 0;
@@ -259,11 +262,11 @@ static void print_row(const struct lc_bench *bench, const struct lc_bench_case *
         snprintf(size + strlen(size), sizeof(size) - strlen(size), "/%d", kase->tensors);
     if (ratio && variant == LC_BENCH_OURS)
         snprintf(text, sizeof(text), "%.3f (%.3f..%.3f)", ratio->median, ratio->p10, ratio->p99);
-    printf("%8s %-7s %5g %-10s %12.2f %12.2f %12.2f %8.2f %8.2f  %-21s %s\n", size,
+    printf("%8s %-7s %5g %-10s %12.2f %12.2f %12.2f %8.2f %8.2f %8.3f  %-21s %s\n", size,
            lc_bench_dtypes[kase->dtype].name, kase->live,
            lc_bench_side_name(bench->options, variant), f->median, f->p10, f->p99,
-           lc_bench_algbw(kase, f->median), lc_bench_busbw(kase, bench->ranks, f->median), text,
-           "ok");
+           lc_bench_algbw(kase, f->median), lc_bench_busbw(kase, bench->ranks, f->median), f->cpu,
+           text, "ok");
     fflush(stdout);
 }
 
@@ -288,9 +291,12 @@ static void write_record(struct lc_bench_output *output, const struct lc_bench_c
     key_string(json, "variant", lc_bench_side_name(output->bench->options, variant));
     key_double(json, "median_us", f->median);
     key_double(json, "p10_us", f->p10);
+    key_double(json, "p25_us", f->p25);
+    key_double(json, "p75_us", f->p75);
     key_double(json, "p99_us", f->p99);
     key_double(json, "algbw", lc_bench_algbw(kase, f->median));
     key_double(json, "busbw", lc_bench_busbw(kase, ranks, f->median));
+    key_double(json, "cpu_s_per_gb", f->cpu);
     key_bool(json, "verified", true); /* a wrong result ends the run */
     key_int(json, "rounds", result->rounds);
     key_int(json, "iters", result->iters);
@@ -301,6 +307,8 @@ static void write_record(struct lc_bench_output *output, const struct lc_bench_c
         lc_json_object(json);
         key_double(json, "median", ratio->median);
         key_double(json, "p10", ratio->p10);
+        key_double(json, "p25", ratio->p25);
+        key_double(json, "p75", ratio->p75);
         key_double(json, "p90", ratio->p99);
         lc_json_key(json, "rounds");
         lc_json_array(json);
@@ -316,13 +324,13 @@ static void write_csv(FILE *out, const struct lc_bench *bench, const struct lc_b
                       enum lc_bench_variant variant, const struct lc_bench_result *result,
                       const struct figures *f, const struct figures *ratio)
 {
-    fprintf(out, "%s,%zu,%s,%d,%g,%.4f,%d,%d,%d,%d,%s,%.3f,%.3f,%.3f,%.4f,%.4f,%d,%zu,%d,%d,",
+    fprintf(out, "%s,%zu,%s,%d,%g,%.4f,%d,%d,%d,%d,%s,%.3f,%.3f,%.3f,%.4f,%.4f,%d,%zu,%d,%d,%.4f,",
             lc_bench_op_names[kase->op], kase->bytes, lc_bench_dtypes[kase->dtype].name,
             bench->ranks, kase->live, lc_bench_live_share(kase, bench->ranks), kase->inplace,
             kase->graph, kase->sendrecv, kase->tensors, lc_bench_side_name(bench->options, variant),
             f->median, f->p10, f->p99, lc_bench_algbw(kase, f->median),
             lc_bench_busbw(kase, bench->ranks, f->median), 1, result->series[variant].count,
-            result->inner, result->slots);
+            result->inner, result->slots, f->cpu);
     if (ratio && variant == LC_BENCH_OURS)
         fprintf(out, "%.4f,%.4f,%.4f\n", ratio->median, ratio->p10, ratio->p99);
     else
@@ -335,6 +343,8 @@ static struct figures figures_of(double *values, size_t count, double high)
         .median = lc_bench_percentile(values, count, 50),
         .p10 = lc_bench_percentile(values, count, 10),
         .p99 = lc_bench_percentile(values, count, high),
+        .p25 = lc_bench_percentile(values, count, 25),
+        .p75 = lc_bench_percentile(values, count, 75),
     };
 }
 
@@ -365,6 +375,7 @@ void lc_bench_output_result(struct lc_bench_output *output, const struct lc_benc
         if (!result->series[v].us)
             continue;
         f = figures_of(result->series[v].us, result->series[v].count, 99);
+        f.cpu = lc_bench_percentile(result->series[v].cpu, (size_t)result->rounds, 50);
         print_row(bench, kase, v, &f, has_ratio ? &ratio : NULL);
         if (output->json_file.out)
             write_record(output, kase, v, result, &f, has_ratio ? &ratio : NULL);

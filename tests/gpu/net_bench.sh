@@ -1,0 +1,105 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# usage: tests/gpu/net_bench.sh LOGS BUILD [SECONDS]
+# Real NCCL over the network plugin beside NCCL over its own sockets, in jobs that stay and take turns, what matters most
+# first, in SECONDS (300) at most. Ranks share the GPUs at hand under MPS, each a host of its own to NCCL, so that all goes
+# over the loopback: it shows what the software costs, not what a network does. Compared are NCCL (a) as it comes, and (b)
+# with as many channels as it makes over the plugin and the best of some numbers of threads and sockets. LOGS/summary.txt
+# has two lines a size: NCCL's and the plugin's median, bandwidths, processor seconds for a GB, and the ratio with p10..p90
+# of the rounds; LOGS/*.json has the quartiles, too. 77 where there is no GPU. Ends with `N passed, N failed, N skipped`.
+set -u
+root=$(readlink -f "$(dirname "$0")/../..")
+[ $# -ge 2 ] || { sed -n '4,11s/^# \?//p' "$0" >&2; exit 2; }
+mkdir -p "$1" || exit 2
+logs=$(readlink -f "$1") build=$(readlink -f "$2") seconds=${3:-300}
+if ! nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then
+    echo "SKIPPED: no GPU on this machine"
+    exit 77
+fi
+if [ -z "${LC_NET_BENCH:-}" ]; then
+    LC_NET_BENCH=1 exec bash "$root/tests/gpu/mps.sh" 8 bash "$0" "$logs" "$build" "$seconds"
+fi
+end=$((SECONDS + seconds))
+passed=0 failed=0 skipped=0
+: >"$logs/summary.txt"
+libraries=${LC_NET_BENCH_LIBRARIES:-$(python3 -c 'import nvidia
+p = list(nvidia.__path__)[0]
+print(p + "/nccl/lib:" + p + "/cu13/lib")')} || exit 1
+bench=$build/perf/loongcomm-bench
+export LD_LIBRARY_PATH=$build/plugin/net/abi:$libraries NCCL_SOCKET_IFNAME=lo NCCL_NET_PLUGIN_REF_COUNT=1
+[ -x "$bench" ] && [ -e "$build/plugin/net/abi/libnccl-net-loongcomm.so" ] || { echo "not built: $bench and the plugin"; exit 2; }
+
+say() { echo "$*" | tee -a "$logs/summary.txt"; }
+
+# Named, so that NCCL fails where it would else fall back.
+sockets="NCCL_NET=Socket NCCL_NET_PLUGIN=none"
+plugin="NCCL_NET=loongcomm NCCL_NET_PLUGIN=loongcomm"
+
+# row NAME BUDGET A B OPERATION OPTION...: A and B are settings of the two sides, B's on top of A's.
+row() {
+    local name=$1 budget=$2 a=$3 b=$4 left=$((end - SECONDS)) limit begun=$SECONDS status word
+    local words=()
+    shift 4
+    limit=$((budget * 2 + 40))
+    if [ "$left" -lt $((budget + 12)) ]; then
+        skipped=$((skipped + 1)) && say "skipped: $name: no time left"
+        return 77
+    fi
+    [ "$limit" -le "$left" ] || limit=$left
+    for word in $b; do
+        words+=(--env-b "$word")
+    done
+    # shellcheck disable=SC2086 # settings are words
+    timeout -k 5 "$limit" env $a "$bench" "$1" --live 1.0 "${@:2}" --no-preload "${words[@]}" --rounds 11 --budget "$budget" --settle 1 \
+        --json "$logs/$name.json" >"$logs/$name.log" 2>&1 </dev/null
+    status=$?
+    if [ "$status" -eq 0 ]; then
+        passed=$((passed + 1)) && say "$name, $((SECONDS - begun)) s   (nccl: $a; nccl-b: $b)"
+        grep -E ' ok$' "$logs/$name.log" | tee -a "$logs/summary.txt"
+    else
+        failed=$((failed + 1)) && say "failed: $name (status $status), $((SECONDS - begun)) s"
+        tail -n 12 "$logs/$name.log" | sed 's/^/    | /'
+    fi
+    return "$status"
+}
+
+# How much faster the second side was, of one case.
+gain() { awk '$4 == "nccl-b" { print $11; exit }' "$1" 2>/dev/null || echo 0; }
+
+say "$(nproc) processors, $(nvidia-smi -L | head -n 1)"
+row allreduce-2-as-it-comes 14 "$sockets" "$plugin NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET NCCL_DEBUG_FILE=$logs/nccl.%p" \
+    allreduce --ranks 2 --sizes 64k,1m,16m,64m
+found=$(cat "$logs"/nccl.* 2>/dev/null | grep -oE '[0-9]+ coll channels.*' | head -n 1)
+collective=$(echo "$found" | grep -oE '^[0-9]+') pairs=$(echo "$found" | grep -oE '[0-9]+ p2p channels,' | grep -oE '^[0-9]+')
+collective=${collective:-2} pairs=${pairs:-2}
+say "over the plugin NCCL makes $collective channels for collectives and $pairs for pairs (\"$found\")"
+same="NCCL_MIN_NCHANNELS=$collective NCCL_MAX_NCHANNELS=$collective NCCL_MIN_P2P_NCHANNELS=$pairs NCCL_MAX_P2P_NCHANNELS=$pairs"
+
+best="$sockets $same" best_gain=1.0
+for grid in 2:2 4:2 1:4 4:4 8:1; do
+    settings="NCCL_SOCKET_NTHREADS=${grid%:*} NCCL_NSOCKS_PERTHREAD=${grid#*:}"
+    row "grid-${grid%:*}x${grid#*:}" 4 "$sockets $same" "$settings" allreduce --ranks 2 --sizes 16m || continue
+    this=$(gain "$logs/grid-${grid%:*}x${grid#*:}.log")
+    if awk -v a="${this:-0}" -v b="$best_gain" 'BEGIN { exit !(a > b) }'; then
+        best_gain=$this best="$sockets $same $settings"
+    fi
+done
+say "best of NCCL's own: $best ($best_gain times its one socket with as many channels)"
+
+row allreduce-2-tuned 14 "$best" "$plugin" allreduce --ranks 2 --sizes 64k,1m,16m,64m
+row alltoall-2-as-it-comes 8 "$sockets" "$plugin" alltoall --ranks 2 --sizes 1m,64m
+row alltoall-2-tuned 8 "$best" "$plugin" alltoall --ranks 2 --sizes 1m,64m
+row allreduce-8-tuned 12 "$best" "$plugin" allreduce --ranks 8 --sizes 64k,16m,64m
+row allreduce-4-tuned 10 "$best" "$plugin" allreduce --ranks 4 --sizes 64k,16m,64m
+row allreduce-8-as-it-comes 10 "$sockets" "$plugin" allreduce --ranks 8 --sizes 16m,64m
+row alltoall-8-tuned 8 "$best" "$plugin" alltoall --ranks 8 --sizes 1m,64m
+row small-2-tuned 8 "$best" "$plugin" allreduce --ranks 2 --sizes 8,1k,16k
+row zeros-2-tuned 8 "$best" "$plugin" alltoall --ranks 2 --sizes 64m --live 0.25
+row equal-sides 8 "$best" "" allreduce --ranks 2 --sizes 64k,16m
+# What the plugin gains by other numbers of its own; NCCL's side is the plugin as it comes.
+for setting in NET_SOCKETS=1 NET_SOCKETS=2 NET_SOCKETS=8 NET_THREADS=2 NET_THREADS=8 NET_PIECE=256k NET_PIECE=64k; do
+    row "own-$setting" 5 "$plugin" "LOONGCOMM_$setting" allreduce --ranks 2 --sizes 1m,64m
+done
+say "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" -eq 0 ]
