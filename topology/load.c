@@ -116,11 +116,23 @@ static int read_path(struct lc_topo *topo, const char *path)
     return err;
 }
 
-int lc_topo_load(const char *path, struct lc_topo **out, char *error, size_t error_size)
+static int load(const char *path, bool as_nccl, struct lc_topo **out, char *error,
+                size_t error_size)
 {
     struct lc_topo *topo = begin(path ? path : "this machine", LC_TOPO_SYSFS, error, error_size);
 
     if (!topo)
         return -ENOMEM;
+    topo->as_nccl = as_nccl;
     return finish(topo, path ? read_path(topo, path) : lc_topo_read_sysfs(topo, "/", true), out);
+}
+
+int lc_topo_load(const char *path, struct lc_topo **out, char *error, size_t error_size)
+{
+    return load(path, false, out, error, error_size);
+}
+
+int lc_topo_load_as_nccl(const char *path, struct lc_topo **out, char *error, size_t error_size)
+{
+    return load(path, true, out, error, error_size);
 }

@@ -117,6 +117,14 @@ struct lc_topo;
  * this machine. 0 or -errno; then `error` holds one line without newline, "FILE:LINE: what" where a line is known. */
 int lc_topo_load(const char *path, struct lc_topo **out, char *error, size_t error_size);
 
+/* The same, and a machine as NCCL reads it: what the kernel says of NUMA nodes is believed, also that there is none. */
+int lc_topo_load_as_nccl(const char *path, struct lc_topo **out, char *error, size_t error_size);
+
+/* How many GPUs and ports that are in both hang below another NUMA node in `seen` than in `truth`, or have other types
+ * of ways between them; ports count only where a GPU does. The first one is said in `why`. -ENOMEM or -E2BIG. */
+int lc_topo_misplaced(const struct lc_topo *seen, const struct lc_topo *truth, char *why,
+                      size_t size);
+
 /* The same from memory; `name` stands for the file in messages. No folder. */
 int lc_topo_load_text(const char *text, size_t size, const char *name, struct lc_topo **out,
                       char *error, size_t error_size);

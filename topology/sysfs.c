@@ -155,6 +155,8 @@ static int numa_of(struct machine *machine, const char *busid)
         if (numa >= 0 && numa <= 65535)
             return (int)numa;
     }
+    if (topo->as_nccl)
+        return -1;
     (void)lc_root_text(&machine->root, text, sizeof(text), "sys/bus/pci/devices/%s/local_cpus",
                        busid);
     for (int at = topo->nodes[0].child; at >= 0; at = topo->nodes[at].next) {

@@ -10,7 +10,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#define NODES 4 /* how many more there are changes little */
+/* What NCCL reads where no variable names a file: virtual machines have it from their provider. */
+#define VIRTUAL_TOPOLOGY "/var/run/nvidia-topologyd/virtualTopology.xml"
+#define NODES            4 /* how many more there are changes little */
 
 static void put(const char *name, const char *value, const char *why)
 {
@@ -81,12 +83,53 @@ static void put_file(const struct lc_cli_topo_library *library, const struct lc_
         return;
     }
     (void)snprintf(path, sizeof(path), "%.3000s/nccl-topology-%s.xml", folder, host);
-    if (write_file(library, topo, most_mbps, path) == 0)
+    if (lc_cli_nccl_get("NCCL_TOPO_FILE") || write_file(library, topo, most_mbps, path) == 0)
         put("NCCL_TOPO_FILE", path, why);
 }
 
+/* How NCCL itself would see the machine: this one, or where no GPU shows here the one of the folder that is given. */
+static struct lc_topo *look_as_nccl(const struct lc_cli_topo_library *library,
+                                    const struct lc_topo *truth, const char *input)
+{
+    struct lc_topo *topo = NULL;
+    char error[512];
+
+    if (library->load_as_nccl(NULL, &topo, error, sizeof(error)) != 0)
+        return NULL;
+    if (library->next(topo, LC_TOPO_GPU, -1) >= 0)
+        return topo;
+    library->free(topo);
+    topo = NULL;
+    if (!input || library->format(truth) != LC_TOPO_SYSFS ||
+        library->load_as_nccl(input, &topo, error, sizeof(error)) != 0)
+        return NULL;
+    return topo;
+}
+
+/* Containers hide parts of /sys, and some machines' firmware names no NUMA nodes: NCCL is told. */
+static bool correct(const struct lc_cli_topo_library *library, const struct lc_topo *truth,
+                    const char *input, int64_t most_mbps, const char *folder)
+{
+    const char *file = lc_cli_nccl_get("NCCL_TOPO_FILE");
+    struct lc_topo *seen;
+    char first[256] = "";
+    char why[400];
+    int count;
+
+    if ((file && *file && !input) || access(VIRTUAL_TOPOLOGY, F_OK) == 0)
+        return false; /* the truth is that file */
+    seen = look_as_nccl(library, truth, input);
+    count = seen ? library->misplaced(seen, truth, first, sizeof(first)) : 0;
+    library->free(seen);
+    if (count <= 0)
+        return false;
+    (void)snprintf(why, sizeof(why), "/sys misplaces %d of the GPUs and ports: %s", count, first);
+    put_file(library, truth, most_mbps, folder, why);
+    return true;
+}
+
 static void follow(const struct lc_cli_topo_library *library, const struct lc_topo *topo,
-                   const struct lc_topo_plan *plan, const char *folder)
+                   const struct lc_topo_plan *plan, bool written, const char *folder)
 {
     double theirs = library->plan_loads(plan, LC_TOPO_NCCLS).all_to_all.ms;
     double ours = library->plan_loads(plan, LC_TOPO_OURS).all_to_all.ms;
@@ -101,18 +144,19 @@ static void follow(const struct lc_cli_topo_library *library, const struct lc_to
 
         if (*setting.value)
             put(setting.name, setting.value, why);
-        else
+        else if (!written)
             put_file(library, topo, library->plan_most_mbps(plan), folder, why);
     }
 }
 
-static void plan_machine(const char *folder, const char *input)
+static void plan_machine(const char *folder, const char *input, bool only_correct)
 {
     struct lc_topo_kind kind = { .nodes = NODES };
     struct lc_cli_topo_library library;
     struct lc_topo_plan *plan = NULL;
     struct lc_topo *topo;
     char why[512];
+    bool written;
 
     if (!input && !has_gpus() && !lc_cli_nccl_get("NCCL_TOPO_FILE"))
         return;
@@ -120,11 +164,14 @@ static void plan_machine(const char *folder, const char *input)
         return;
     topo = look(&library, input);
     kind.topo = topo;
-    if (topo && library.is_plannable(topo) &&
-        library.plan_make(&kind, 1, lc_cli_nccl_get, &plan) == 0) {
-        follow(&library, topo, plan, folder);
-        library.plan_free(plan);
-    }
+    if (!topo || only_correct || !library.is_plannable(topo) ||
+        library.plan_make(&kind, 1, lc_cli_nccl_get, &plan) != 0)
+        plan = NULL;
+    written = topo &&
+              correct(&library, topo, input, plan ? library.plan_most_mbps(plan) : 0, folder);
+    if (plan)
+        follow(&library, topo, plan, written, folder);
+    library.plan_free(plan);
     library.free(topo);
 }
 
@@ -135,7 +182,8 @@ void lc_cli_apply_plan(const struct lc_config *config, const char *input)
     case LC_PEER_FORCE:
         put("NCCL_PXN_DISABLE", "0", "LOONGCOMM_PXN=force");
         put("NCCL_P2P_PXN_LEVEL", "2", "LOONGCOMM_PXN=force");
+        plan_machine(config->dir, input, true);
         break;
-    default: plan_machine(config->dir, input); break;
+    default: plan_machine(config->dir, input, false); break;
     }
 }

@@ -10,6 +10,10 @@
 
 #define LC_CLI_TOPO_FUNCTIONS(each) \
     each(load);                     \
+    each(load_as_nccl);             \
+    each(misplaced);                \
+    each(format);                   \
+    each(next);                     \
     each(free);                     \
     each(name);                     \
     each(is_partial);               \

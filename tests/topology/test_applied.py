@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `loongcomm run` sets for NCCL, and what it leaves alone."""
 import os
+import shutil
 import sys
 import unittest
 
-from topo import DATA, TopoTest, call, nodes
+from test_machines import big_node
+from topo import DATA, TopoTest, above, call, nodes
 
 sys.dont_write_bytecode = True
 
@@ -43,6 +45,63 @@ class Applied(TopoTest):
         self.assertRegex(lines[0], r"NCCL_TOPO_FILE=.*: takes \d+ % off the most loaded link")
         speeds = {net["mbits_per_s"] for net in nodes(self.topo(variables["NCCL_TOPO_FILE"]), "net")}
         self.assertEqual(speeds, {90000})
+
+    def misplaced(self):
+        """A machine whose kernel names no NUMA nodes; what is near to what can still be seen."""
+        machine = big_node(self.path("root"))
+        for place, _, files in os.walk(self.path("root", "sys", "devices")):
+            if "numa_node" in files:
+                path = os.path.relpath(place, machine.root)
+                with open(os.path.join(place, "numa_node")) as f:
+                    second = f.read() == "1\n"
+                machine.put(path + "/local_cpus", "00000000,ffff0000" if second else "00000000,0000ffff")
+                machine.put(path + "/numa_node", "-1")
+        return self.path("root")
+
+    @unittest.skipIf(os.path.exists("/proc/driver/nvidia"), "the GPUs of this machine are looked at")
+    def test_numa_nodes_that_the_kernel_does_not_name_are_put_right(self):
+        big_node(self.path("right"))
+        self.assertEqual(self.started("--topology", self.path("right"), "--dir", self.path("reports")), ({}, []))
+        for setting in ("auto", "force"):
+            variables, lines = self.started("--topology", self.misplaced(), "--dir", self.path("reports"),
+                                            LOONGCOMM_PXN=setting)
+            document = self.topo(variables["NCCL_TOPO_FILE"])
+            self.assertEqual([above(document, gpu)[-1] for gpu in nodes(document, "gpu")], ["cpu0"] * 4 + ["cpu1"] * 4)
+            line, = [line for line in lines if "NCCL_TOPO_FILE" in line]
+            self.assertIn(": /sys misplaces 17 of the GPUs and ports: GPU 0000:13:00.0 is at no known NUMA node for "
+                          "NCCL, and is at 0", line)
+            os.unlink(variables["NCCL_TOPO_FILE"])
+            shutil.rmtree(self.path("root"))
+        variables, _ = self.started("--topology", self.misplaced(), "--dir", self.path("reports"), LOONGCOMM_PXN="off")
+        self.assertNotIn("NCCL_TOPO_FILE", variables)
+
+    HOST = """<system version="1"><cpu numaid="1" affinity="0000ffff" arch="x86_64" vendor="GenuineIntel" familyid="6"
+        modelid="143"><pci busid="fedc:10:00.0" class="0x060400" link_speed="32.0 GT/s PCIe" link_width="16">
+        <pci busid="fedc:1b:00.0" class="0x030200" link_speed="32.0 GT/s PCIe" link_width="16"><gpu dev="0" sm="90"/></pci>
+        <pci busid="fedc:1c:00.0" class="0x020000" link_speed="32.0 GT/s PCIe" link_width="16">
+        <nic><net name="mlx5_0" dev="0" speed="400000" gdr="1"/></nic></pci></pci></cpu></system>"""
+
+    @unittest.skipIf(os.path.exists("/proc/driver/nvidia"), "a real driver is here")
+    def test_what_a_container_hides_is_taken_from_a_description_of_its_host(self):
+        host = self.write("host.xml", self.HOST)
+        driver = {"LD_LIBRARY_PATH": os.path.dirname(os.environ["LC_FAKE_NVML"])}
+        args = ("--topology", host, "--dir", self.path("reports"))
+        self.assertEqual(self.started(*args), ({}, []))  # none of its GPUs is here
+        own = self.write("own.xml", self.HOST)
+        variables, lines = self.started(*args, **driver, NCCL_TOPO_FILE=own)
+        self.assertEqual(variables, {"NCCL_TOPO_FILE": own})
+        self.assertRegex(lines[0], "^loongcomm: run: NCCL_TOPO_FILE is set already and stays: /sys misplaces 1 of ")
+        self.assertFalse([name for name in os.listdir(self.path("reports")) if name.endswith(".xml")])
+        variables, lines = self.started("--topology", host, **driver)
+        self.assertEqual((variables, len(lines)), ({}, 1))
+        self.assertIn("only where LOONGCOMM_DIR (--dir) names a folder", lines[0])
+        variables, lines = self.started(*args, **driver)
+        self.assertEqual(len(lines), 1)
+        self.assertIn(": /sys misplaces 1 of the GPUs and ports: GPU fedc:1b:00.0 is at no known NUMA node for NCCL, "
+                      "and is at 1", lines[0])
+        document = self.topo(variables["NCCL_TOPO_FILE"])
+        gpu, = nodes(document, "gpu")
+        self.assertEqual(above(document, gpu), ["fedc:1b:00.0", "fedc:10:00.0", "cpu1"])
 
     def test_without_a_folder_it_is_said_what_is_missing(self):
         variables, lines = self.started("--topology", self.uneven)
