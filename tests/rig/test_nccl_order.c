@@ -239,6 +239,31 @@ static int a_group_over_streams_and_communicators_joins_them_all(int rank, int n
 }
 
 /* No event of ours between the streams: the communicator's own order is all there is. */
+/* On one stream, where one waits for the other. */
+static int the_communicators_of_a_group_have_one_order_at_all_ranks(int rank, int n, void *arg)
+{
+    struct me me = me_up(rank, n, arg);
+    int *x[2] = { ints(BIG, rank), ints(BIG, rank) };
+    ncclComm_t comms[2] = { me.comm };
+
+    NCCL(ncclCommSplit(me.comm, 0, rank, &comms[1], NULL));
+    NCCL(ncclGroupStart());
+    for (int i = 0; i < 2; i++) {
+        int which = (i + rank) % 2;
+
+        NCCL(ncclAllReduce(x[which], x[which], BIG, ncclInt, ncclMax, comms[which], me.a));
+    }
+    NCCL(ncclGroupEnd());
+    sync_both(&me);
+    for (int i = 0; i < 2; i++) {
+        expect(x[i], BIG, n - 1);
+        CUDA(cudaFree(x[i]));
+    }
+    NCCL(ncclCommDestroy(comms[1]));
+    me_down(&me);
+    return 0;
+}
+
 static int one_communicators_calls_run_in_order_whatever_their_streams(int rank, int n, void *arg)
 {
     struct me me = me_up(rank, n, arg);
@@ -430,6 +455,7 @@ int main(int argc, char **argv)
         NCCL_TEST(3, mixed_groups_keep_each_pairs_order),
         NCCL_TEST(2, two_communicators_in_opposite_order_do_not_wait_for_each_other),
         NCCL_TEST(3, a_group_over_streams_and_communicators_joins_them_all),
+        NCCL_TEST(3, the_communicators_of_a_group_have_one_order_at_all_ranks),
         NCCL_TEST(3, one_communicators_calls_run_in_order_whatever_their_streams),
         NCCL_TEST(2, a_call_is_asynchronous_work_of_its_stream),
         NCCL_TEST(3, a_device_scalar_is_read_when_the_operation_runs),
