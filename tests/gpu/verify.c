@@ -15,9 +15,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#define USAGE                                                                             \
-    "usage: verify [--ranks N] [--quick] [--limit SECONDS] [--only PART] [--loongcomm]\n" \
-    "parts: collectives, pairs, comms, order. --loongcomm: fail unless it is preloaded.\n"
+#define USAGE                                                                                           \
+    "usage: verify [--ranks N] [--quick] [--limit SECONDS] [--only PART] [--seconds N] [--loongcomm]\n" \
+    "parts: collectives, pairs, comms, order, sums. --loongcomm: fail unless it is preloaded.\n"        \
+    "--seconds: of all-reduces in the part sums, which is left out without.\n"
 #define MAX_FAILURES 20
 
 struct options {
@@ -25,6 +26,7 @@ struct options {
     int id_fd[2]; /* a pipe: rank 0 writes the id once for each other rank */
     bool quick, loongcomm;
     int limit_s;
+    int seconds;
     const char *only;
 };
 
@@ -196,9 +198,13 @@ static int run_rank(int number, int ranks, void *arg)
         {"collectives", vf_collectives},
         { "pairs",      vf_pairs      },
         { "comms",      vf_comms      },
-        { "order",      vf_order      }
+        { "order",      vf_order      },
+        { "sums",       vf_sums       }
     };
-    struct vf_rank rank = { .rank = number, .ranks = ranks, .quick = options->quick };
+    struct vf_rank rank = { .rank = number,
+                            .ranks = ranks,
+                            .quick = options->quick,
+                            .seconds = options->seconds };
     int version;
 
     own_rank = rank.rank;
@@ -250,8 +256,9 @@ static bool parse(int argc, char **argv, struct options *options)
         { "quick",        no_argument, NULL, 'q' },
         { "limit",           required_argument, NULL, 'l' },
         { "only",required_argument, NULL, 'o' },
-        { "loongcomm",         no_argument, NULL, 'c' },
-        { 0    },
+        { "seconds",         required_argument, NULL, 's' },
+        { "loongcomm",     no_argument, NULL, 'c' },
+        { 0       },
     };
     int option;
 
@@ -261,6 +268,7 @@ static bool parse(int argc, char **argv, struct options *options)
         case 'q': options->quick = true; break;
         case 'l': options->limit_s = atoi(optarg); break;
         case 'o': options->only = optarg; break;
+        case 's': options->seconds = atoi(optarg); break;
         case 'c': options->loongcomm = true; break;
         default: return false;
         }

@@ -76,6 +76,7 @@ struct vf_rank {
     int device, devices;
     bool quick;
     bool fp8_sums; /* reductions of 1-byte floats need compute capability 9 */
+    int seconds;   /* of vf_sums; 0: none */
     ncclUniqueId id;
     ncclComm_t comm;
     cudaStream_t stream;
@@ -116,6 +117,7 @@ void vf_collectives(struct vf_rank *rank); /* verify_collectives.c */
 void vf_pairs(struct vf_rank *rank);       /* verify_pairs.c: send and receive */
 void vf_comms(struct vf_rank *rank); /* verify_comms.c: split, shrink, InitAll, non-blocking, ... */
 void vf_order(struct vf_rank *rank); /* verify_order.c: groups, streams, capture */
+void vf_sums(struct vf_rank *rank);  /* verify_sums.c: all-reduces for some time */
 
 /* An all-reduce of a sum over any communicator, checked. `count` floats. */
 void vf_check_comm(struct vf_rank *rank, ncclComm_t comm, cudaStream_t stream, size_t count,
