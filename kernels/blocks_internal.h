@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * From the calls of loongblocks.h to the vendor's library or to launches.
+ */
+#ifndef LK_BLOCKS_INTERNAL_H
+#define LK_BLOCKS_INTERNAL_H
+
+#include "kernels/compute_internal.h"
+#include "kernels/loongblocks.h"
+
+#include <stdbool.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- arguments ---- */
+
+#define LK_BLOCKS_ALIGN UINT64_C(256) /* of workspaces and their parts */
+
+/* A matrix, as it lies in memory. */
+struct lk_operand {
+    const char *name;
+    const void *base;
+    uint64_t rows, columns, stride;
+    enum lk_type type;
+};
+
+/* 0, or -EINVAL with a text that begins with the call's name. */
+int lk_check_operand(const char *call, const struct lk_operand *operand, bool written);
+int lk_check_workspace(const char *call, const void *workspace);
+
+/* A workspace that is handed out from its beginning; with base NULL only its size is found. */
+struct lk_arena {
+    char *base;
+    uint64_t used;
+};
+
+/* NULL where nothing is wanted. Sizes are far below what 64 bits hold: every dimension is below 2^31 and checked before. */
+static inline void *lk_take(struct lk_arena *arena, bool wanted, uint64_t bytes)
+{
+    void *at = arena->base ? arena->base + arena->used : NULL;
+
+    if (!wanted)
+        return NULL;
+    arena->used += (bytes + LK_BLOCKS_ALIGN - 1) / LK_BLOCKS_ALIGN * LK_BLOCKS_ALIGN;
+    return at;
+}
+
+/* ---- products ---- */
+
+#define LK_GEMM_TILE UINT64_C(64) /* rows and columns of a block of the general kernel */
+#define LK_GEMM_STEP UINT64_C(16) /* of depth between two barriers */
+
+/* The kernel of our own. */
+int lk_run_gemm(const struct lk_gemm *gemm, void *stream);
+
+/* ---- passes over matrices ---- */
+
+/* dx = add + factor * x, with one factor for each row: -rstd^3 / columns * row_dot. */
+struct lk_undo_launch {
+    uint64_t rows, columns;
+    const uint16_t *x, *add; /* add: NULL for none */
+    uint64_t x_stride, add_stride;
+    uint16_t *dx;
+    uint64_t dx_stride;
+    const float *rstd, *row_dot;
+    uint32_t wide;
+};
+
+int lk_run_undo(const struct lk_undo_launch *launch, void *stream);
+
+/* Rows of partial sums of a sum over the rows of a matrix. */
+#define LK_FOLD_PARTIALS UINT64_C(528)
+
+struct lk_fold_launch {
+    struct lk_fold fold;
+    struct lk_fold_grads grads;
+    uint16_t *folded; /* forward */
+    uint64_t stride;  /* of dfolded */
+    uint32_t wide;
+    uint32_t partials; /* rows of partial sums, each of `columns` rounded up to 8; 0: no sum */
+    uint32_t plain;    /* the sum of dfolded alone: there is no weight */
+};
+
+int lk_run_fold_forward(const struct lk_fold_launch *launch, void *stream);
+int lk_run_fold_backward(const struct lk_fold_launch *launch, void *stream);
+
+/* ---- the vendor's library ---- */
+
+struct lk_vendor;
+
+enum {
+    LK_VENDOR_NONE = 1
+}; /* the library has no method for this product */
+
+/* Host library: *out is NULL. */
+int lk_vendor_open(const char *library, struct lk_vendor **out);
+void lk_vendor_close(struct lk_vendor *vendor);
+
+/* 0, LK_VENDOR_NONE or an error. *planned: the library was asked for a method. */
+int lk_vendor_gemm(struct lk_vendor *vendor, const struct lk_gemm *gemm, void *stream,
+                   int *planned);
+int lk_vendor_tune(struct lk_vendor *vendor, const struct lk_gemm *gemm, struct lk_gemm_tuned *out,
+                   void *stream);
+
+/* Sets what lk_blas_error() returns; gives back err. */
+int lk_blas_fail(int err, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Of the CUDA backend: load their kernels on the current device. 0 or a cudaError_t. */
+int lk_load_gemm(void);
+int lk_load_fold(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
