@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/kernels/compute_matrix.h"
+#include "tests/check.h"
+#include "tests/kernels/reference.h"
+
+#include <math.h>
+#include <string.h>
+
+static uint64_t type_bytes(enum lk_type type)
+{
+    return type == LK_FP32 ? 4 : 2;
+}
+
+struct typed typed_new(const struct compute_target *t, enum lk_type type, uint64_t rows,
+                       uint64_t columns, uint64_t stride, size_t shift)
+{
+    struct typed out = { .type = type, .rows = rows, .columns = columns, .stride = stride };
+    uint64_t elements = rows ? (rows - 1) * stride + columns : 0;
+
+    out.memory = memory_new(t, elements * type_bytes(type), shift * type_bytes(type));
+    return out;
+}
+
+static void *place(const struct typed *typed, uint64_t row, uint64_t column)
+{
+    return typed->memory.near + (row * typed->stride + column) * type_bytes(typed->type);
+}
+
+/* A half with an exponent of -3 to 0. */
+static uint16_t random_half(uint64_t *state)
+{
+    uint64_t bits = ref_next(state);
+
+    return (uint16_t)((bits & 0x83ff) | (12 + (bits >> 20) % 4) << 10);
+}
+
+void typed_fill(struct typed *typed, double size, uint64_t *state)
+{
+    for (uint64_t r = 0; r < typed->rows; r++) {
+        for (uint64_t c = 0; c < typed->columns; c++) {
+            if (typed->type == LK_FP32)
+                *(float *)place(typed, r, c) = (float)(size * random_unit(state));
+            else if (typed->type == LK_BF16)
+                *(uint16_t *)place(typed, r, c) = to_bf16(size * random_unit(state));
+            else
+                *(uint16_t *)place(typed, r, c) = random_half(state);
+        }
+    }
+    memory_up(&typed->memory);
+}
+
+double typed_get(const struct typed *typed, uint64_t row, uint64_t column)
+{
+    void *at = place(typed, row, column);
+
+    if (typed->type == LK_FP32)
+        return (double)*(float *)at;
+    return typed->type == LK_BF16 ? from_bf16(*(uint16_t *)at) : (double)ref_fp16(*(uint16_t *)at);
+}
+
+bool typed_near(const struct typed *typed, uint64_t row, uint64_t column, double want, double bound)
+{
+    double got = typed_get(typed, row, column);
+
+    if (typed->type == LK_BF16)
+        return near_bf16(got, want, bound);
+    if (typed->type == LK_FP32)
+        return near_float(got, want, bound + 0x1p-23 * fabs(want));
+    return near_float(got, want, bound + 0x1p-11 * (fabs(want) + bound) + 0x1p-25);
+}
+
+struct dense dense_new(uint64_t rows, uint64_t columns)
+{
+    struct dense out = { rows, columns, calloc(rows * columns + 1, sizeof(double)) };
+
+    CHECK(out.values);
+    return out;
+}
+
+void dense_free(struct dense *dense)
+{
+    free(dense->values);
+}
+
+double *dense_at(const struct dense *dense, uint64_t row, uint64_t column)
+{
+    return &dense->values[row * dense->columns + column];
+}
+
+struct dense dense_of(const struct typed *typed)
+{
+    struct dense out = dense_new(typed->rows, typed->columns);
+
+    for (uint64_t r = 0; r < typed->rows; r++)
+        for (uint64_t c = 0; c < typed->columns; c++)
+            *dense_at(&out, r, c) = typed_get(typed, r, c);
+    return out;
+}
+
+struct dense dense_product(const struct dense *a, bool a_transposed, const struct dense *b,
+                           bool b_transposed)
+{
+    uint64_t depth = a_transposed ? a->rows : a->columns;
+    struct dense out = dense_new(a_transposed ? a->columns : a->rows,
+                                 b_transposed ? b->rows : b->columns);
+
+    CHECK(depth == (b_transposed ? b->columns : b->rows));
+    for (uint64_t r = 0; r < out.rows; r++) {
+        const double *left = dense_at(a, a_transposed ? 0 : r, a_transposed ? r : 0);
+
+        for (uint64_t c = 0; c < out.columns; c++) {
+            const double *right = dense_at(b, b_transposed ? c : 0, b_transposed ? 0 : c);
+            double sum = 0;
+
+            for (uint64_t k = 0; k < depth; k++)
+                sum += left[k * (a_transposed ? a->columns : 1)] *
+                       right[k * (b_transposed ? 1 : b->columns)];
+            *dense_at(&out, r, c) = sum;
+        }
+    }
+    return out;
+}
+
+void dense_abs(const struct dense *dense)
+{
+    for (uint64_t i = 0; i < dense->rows * dense->columns; i++)
+        dense->values[i] = fabs(dense->values[i]);
+}
+
+void check_error(const char *what, const struct typed *got, const struct dense *want, double most)
+{
+    double error = 0, size = 0, few = sqrt((double)(got->rows * got->columns));
+
+    CHECK(got->rows == want->rows && got->columns == want->columns);
+    for (uint64_t r = 0; r < got->rows; r++) {
+        for (uint64_t c = 0; c < got->columns; c++) {
+            double w = *dense_at(want, r, c), e = typed_get(got, r, c) - w;
+
+            error += e * e;
+            size += w * w;
+        }
+    }
+    error = sqrt(error);
+    most *= (1 + 8 / few) * sqrt(size);
+    if (!(error <= most))
+        fprintf(stderr, "%s: error %g, at most %g wanted\n", what, error, most);
+    CHECK(error <= most);
+}
+
+struct lk_blas *open_blas(const struct compute_target *t, uint32_t flags)
+{
+    struct lk_blas *blas = NULL;
+    int err = t->lib.lk_blas_open(NULL, flags, &blas);
+
+    if (err)
+        fprintf(stderr, "%s\n", t->lib.lk_blas_error());
+    CHECK(err == 0 && blas);
+    return blas;
+}
+
+/* The last workspace: kept, since those of the vendor's library are large. Of the tests' only thread. */
+static struct {
+    const struct compute_target *target;
+    unsigned char *far;
+    size_t room, used;
+} workspace;
+
+static const unsigned char workspace_guard[256] = { 0x5a, 0xa5, 1, 2, 3, 4, 5, 6, 7, 8 };
+
+void *workspace_take(const struct compute_target *t, size_t bytes)
+{
+    if (workspace.target != t || workspace.room < bytes + sizeof(workspace_guard)) {
+        if (workspace.target)
+            workspace.target->release(workspace.far);
+        workspace.room = bytes + sizeof(workspace_guard);
+        workspace.far = t->alloc(workspace.room);
+        workspace.target = t;
+    }
+    CHECK(workspace.far && (uintptr_t)workspace.far % 256 == 0);
+    workspace.used = bytes;
+    t->put(workspace.far + bytes, workspace_guard, sizeof(workspace_guard));
+    return workspace.far;
+}
+
+void workspace_check(const struct compute_target *t)
+{
+    unsigned char guard[sizeof(workspace_guard)];
+
+    t->get(guard, workspace.far + workspace.used, sizeof(guard));
+    CHECK(memcmp(guard, workspace_guard, sizeof(guard)) == 0);
+}
