@@ -26,6 +26,10 @@ LK_API const char *lk_error_text(int result)
 {
     if (result == -EINVAL)
         return "invalid argument or forbidden overlap";
+    if (result == -ENOSYS)
+        return "a library of the vendor is missing: lk_blas_error() has more";
+    if (result == -EIO)
+        return "a library of the vendor failed: lk_blas_error() has more";
     if (result == -ENOTSUP)
         return "not supported by this device";
     return result < 0 ? "unknown error" : cudaGetErrorString((cudaError_t)result);

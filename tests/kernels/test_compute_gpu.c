@@ -169,6 +169,10 @@ int main(int argc, char **argv)
     check_swiglu(&target);
     check_norm(&target);
     check_moe(&target);
+    check_gemm(&target);
+    check_fold(&target);
+    check_mlp(&target);
+    check_norm_linear(&target);
     CHECK(adamw_fingerprint(&target) == adamw_fingerprint(&host));
     a_graph_replays_steps(&target);
     if (!target.small && device_has_room((size_t)40 << 30))

@@ -70,9 +70,15 @@ int main(int argc, char **argv)
                                      .put = host_copy,
                                      .get = host_copy };
 
-    CHECK(argc == 2);
+    CHECK(argc == 2 || (argc == 3 && strcmp(argv[2], "products") == 0));
     compute_open(&target, argv[1]);
     CHECK(strcmp(target.lib.lk_backend(), "host") == 0 && target.lib.lk_compute_load_all() == 0);
+    check_gemm(&target);
+    check_mlp(&target);
+    check_norm_linear(&target);
+    if (argc == 3)
+        return 0;
+    check_fold(&target);
     check_adamw(&target);
     check_swiglu(&target);
     check_norm(&target);
