@@ -36,6 +36,23 @@ def holds(outer, inner):
 
 
 class Command(TopoTest):
+    def test_the_picture_that_is_shown_to_readers_is_ours(self):
+        source = os.environ["LC_SOURCE"]
+        result = call("topo", "--input", os.path.relpath(BIG, source), "--svg", "-", cwd=source)
+        with open(os.path.join(source, "topology", "example.svg")) as f:
+            self.assertTrue(f.read() == result.stdout, "loongcomm topo --input ... --svg topology/example.svg")
+
+    def test_ways_as_a_table(self):
+        result = call("topo", "--input", BIG, "--paths")
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+        table = result.stdout[result.stdout.index("ways as NCCL 2.28 sees them"):].splitlines()
+        self.assertEqual(table[1].split()[:4], ["GPU", "0", "GPU", "1"])
+        self.assertRegex(table[2], r"^GPU 0 +- +NVL 370.8 +NVL 370.8 .* PIX 22.5 +PIX 22.5 +PXN 22.5 ")
+        self.assertIn("GPU 1: mlx5_4 mlx5_3", table)
+        off = call("topo", "--input", BIG, "--paths", NCCL_PXN_DISABLE="1").stdout
+        self.assertNotIn("PXN", off)
+        self.assertEqual(call("topo", "--compare", "--paths").returncode, 2)
+
     def test_tree(self):
         result = call("topo", "--input", BIG)
         self.assertEqual((result.returncode, result.stderr), (0, ""))
