@@ -182,6 +182,68 @@ enum lk_width {
     LK_WHOLE = 2,
 };
 
+/* Elements [at, at + 8) of an array of `count` as they are; those behind its end read as 0 and are not written. What is
+ * read is not read again soon. */
+LK_INLINE lk_wide16 load_group(const uint16_t *base, uint64_t at, uint64_t count,
+                               enum lk_width width)
+{
+    uint32_t pairs[4] = { 0 };
+    lk_wide16 x;
+
+    if (width == LK_WHOLE) {
+#ifdef __CUDA_ARCH__
+        return __ldcs((const uint4 *)(base + at));
+#else
+        return *(const lk_wide16 *)(base + at);
+#endif
+    }
+    LK_UNROLL
+    for (size_t i = 0; i < 8; i++)
+        pairs[i / 2] |= at + i < count ? (uint32_t)base[at + i] << 16 * (i % 2) : 0;
+    memcpy(&x, pairs, sizeof(x));
+    return x;
+}
+
+LK_INLINE void store_group(uint16_t *base, uint64_t at, uint64_t count, enum lk_width width,
+                           lk_wide16 x)
+{
+    uint32_t pairs[4];
+
+    if (width == LK_WHOLE) {
+        *(lk_wide16 *)(base + at) = x;
+        return;
+    }
+    memcpy(pairs, &x, sizeof(x));
+    LK_UNROLL
+    for (size_t i = 0; i < 8; i++)
+        if (at + i < count)
+            base[at + i] = (uint16_t)(pairs[i / 2] >> 16 * (i % 2));
+}
+
+LK_INLINE void unpack_group(lk_wide16 x, float out[8])
+{
+    uint32_t pairs[4];
+
+    memcpy(pairs, &x, sizeof(x));
+    LK_UNROLL
+    for (size_t i = 0; i < 4; i++) {
+        out[2 * i] = bits_float(pairs[i] << 16);
+        out[2 * i + 1] = bits_float(pairs[i] & 0xffff0000U);
+    }
+}
+
+LK_INLINE lk_wide16 pack_group(const float in[8])
+{
+    uint32_t pairs[4];
+    lk_wide16 x;
+
+    LK_UNROLL
+    for (size_t i = 0; i < 4; i++)
+        pairs[i] = round_bf16_pair(in[2 * i], in[2 * i + 1]);
+    memcpy(&x, pairs, sizeof(x));
+    return x;
+}
+
 /* Elements [at, at + 4) of an array of `count`; those behind its end read as 0. */
 LK_INLINE void read4(const float *base, uint64_t at, uint64_t count, enum lk_width width,
                      float out[4])

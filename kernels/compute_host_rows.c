@@ -155,15 +155,16 @@ static void norm_row_backward(const struct lk_norm_launch *launch, uint64_t r, f
     all.plain = tree(plain, threads);
     all.product = tree(product, threads);
     for (uint32_t t = 0; t < threads; t++)
-        norm_back_thread(norm, &row, norm_means(norm, all), partial, t, threads, width);
+        norm_back_thread(norm, &row, norm_means(norm, all), partial, launch->backward.dbeta != NULL,
+                         t, threads, width);
 }
 
 static void norm_columns(const struct lk_norm_launch *launch, float *out, bool beta)
 {
     for (uint64_t column = 0; out && column < launch->norm.columns; column++) {
-        float parts[8];
+        float parts[LK_NORM_PARTS];
 
-        for (uint64_t part = 0; part < 8; part++)
+        for (uint64_t part = 0; part < LK_NORM_PARTS; part++)
             parts[part] = norm_column_part(launch, column, beta, part);
         out[column] = norm_column_sum(parts);
     }

@@ -80,8 +80,10 @@ struct lk_swiglu_launch {
 int lk_run_swiglu_forward(const struct lk_swiglu_launch *launch, void *stream);
 int lk_run_swiglu_backward(const struct lk_swiglu_launch *launch, void *stream);
 
-/* Rows of partial sums of dgamma and dbeta: more blocks than any device runs at once would only cost memory traffic. */
-#define LK_NORM_PARTIALS UINT64_C(528)
+/* Rows of partial sums of dgamma and dbeta, one for each block of backward: as many blocks as 132 multiprocessors run of
+ * a kernel that needs half of one's registers. A column's sum over them is made of so many parts. */
+#define LK_NORM_PARTIALS UINT64_C(264)
+#define LK_NORM_PARTS    16
 
 struct lk_norm_launch {
     struct lk_norm norm;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Norms on the device. Forward: one block per row. Backward: a block takes every so many rows and adds up its part of
- * dgamma and dbeta on the way, in shared memory if it fits, else in the workspace; a second launch adds up the blocks'.
+ * Norms on the device. Aligned rows stay in registers (compute_norm_rows.cuh); the others and longer ones are read for
+ * each step, by one block per row. Backward: a block takes every so many rows and adds up its part of dgamma and dbeta on
+ * the way, in registers, or in shared memory if it fits, else in the workspace; a second launch adds up the blocks'.
  */
-#include "kernels/compute_device.cuh"
-#include "kernels/compute_norm.h"
+#include "kernels/compute_norm_rows.cuh"
 
 namespace
 {
@@ -46,8 +46,9 @@ __global__ void __launch_bounds__(LK_BLOCK, 4)
 {
     extern __shared__ float accumulators[];
     __shared__ float sums[LK_BLOCK];
-    uint64_t floats = (launch.norm.columns + 7) / 8 * 16;
-    float *workspace = static_cast<float *>(launch.backward.workspace) + blockIdx.x * floats;
+    bool beta = launch.backward.dbeta;
+    uint64_t stride = (launch.norm.columns + 7) / 8 * 16, floats = beta ? stride : stride / 2;
+    float *workspace = static_cast<float *>(launch.backward.workspace) + blockIdx.x * stride;
     float *partial = Shared ? accumulators : workspace;
 
     if (launch.partials)
@@ -61,7 +62,7 @@ __global__ void __launch_bounds__(LK_BLOCK, 4)
         all.plain = launch.norm.kind == LK_LAYER_NORM ? block_sum(sums, all.plain) : 0;
         all.product = block_sum(sums, all.product);
         norm_back_thread(&launch.norm, &row, norm_means(&launch.norm, all),
-                         launch.partials ? partial : nullptr, threadIdx.x, blockDim.x, Width);
+                         launch.partials ? partial : nullptr, beta, threadIdx.x, blockDim.x, Width);
     }
     if (!Shared || !launch.partials)
         return;
@@ -70,35 +71,67 @@ __global__ void __launch_bounds__(LK_BLOCK, 4)
         workspace[i] = partial[i];
 }
 
-/* 32 columns a block, 8 threads each; blocks of the second half of the grid make dbeta. */
-__global__ void __launch_bounds__(LK_BLOCK)
+/* 32 columns a block, LK_NORM_PARTS threads each; blocks of the second half of the grid make dbeta. */
+__global__ void __launch_bounds__(32 * LK_NORM_PARTS)
     norm_columns_kernel(const __grid_constant__ lk_norm_launch launch)
 {
-    __shared__ float parts[8][32];
-    bool beta = blockIdx.y == 1;
+    __shared__ float parts[LK_NORM_PARTS][32];
+    bool beta = blockIdx.y == 1 || !launch.backward.dgamma;
     float *out = beta ? launch.backward.dbeta : launch.backward.dgamma;
-    uint64_t column = uint64_t{ blockIdx.x } * 32 + threadIdx.x % 32;
-    float mine[8];
+    unsigned mine = threadIdx.x % 32, part = threadIdx.x / 32;
+    uint64_t column = uint64_t{ blockIdx.x } * 32 + mine;
+    float all[LK_NORM_PARTS];
 
-    if (!out)
-        return;
     if (column < launch.norm.columns)
-        parts[threadIdx.x / 32][threadIdx.x % 32] = norm_column_part(&launch, column, beta,
-                                                                     threadIdx.x / 32);
+        parts[part][mine] = norm_column_part(&launch, column, beta, part);
     __syncthreads();
-    if (threadIdx.x >= 32 || column >= launch.norm.columns)
+    if (part || column >= launch.norm.columns)
         return;
-    for (int i = 0; i < 8; i++)
-        mine[i] = parts[i][threadIdx.x];
-    out[column] = norm_column_sum(mine);
+    for (int i = 0; i < LK_NORM_PARTS; i++)
+        all[i] = parts[i][mine];
+    out[column] = norm_column_sum(all);
 }
 
 using kernel = void (*)(lk_norm_launch);
 
-const kernel backward_kernels[2][2] = {
+const kernel general_forward[2] = { norm_forward_kernel<LK_SINGLE>, norm_forward_kernel<LK_WHOLE> };
+
+const kernel general_backward[2][2] = {
     {norm_backward_kernel<LK_SINGLE, false>, norm_backward_kernel<LK_SINGLE, true>},
     { norm_backward_kernel<LK_WHOLE, false>, norm_backward_kernel<LK_WHOLE,  true>},
 };
+
+/* The kernels for rows of up to so many columns: forward without and with a mean, backward without and with dbeta. */
+struct rows_kernels {
+    uint64_t columns;
+    unsigned threads, rows; /* of a block */
+    kernel forward[2], backward[2];
+};
+
+template <unsigned Lanes, unsigned Groups> constexpr rows_kernels make_kernels()
+{
+    return {
+        uint64_t{Lanes }
+        * Groups * 8,
+        norm_team<Lanes>::threads,
+        norm_team<Lanes>::count * 4 / Groups,
+        {  norm_forward_rows<Lanes,  Groups, false>, norm_forward_rows<Lanes,  Groups, true> },
+        { norm_backward_rows<Lanes, Groups, false>, norm_backward_rows<Lanes, Groups, true> }
+    };
+}
+
+const rows_kernels kernels_of_rows[] = {
+    make_kernels<32, 1>(),  make_kernels<32, 2>(),  make_kernels<32, 4>(),  make_kernels<256, 1>(),
+    make_kernels<256, 2>(), make_kernels<256, 4>(), make_kernels<512, 4>(),
+};
+
+const rows_kernels *find_rows(const lk_norm_launch *launch)
+{
+    for (const rows_kernels &each : kernels_of_rows)
+        if (launch->wide && launch->norm.columns <= each.columns)
+            return &each;
+    return nullptr;
+}
 
 int run(kernel function, const lk_norm_launch *launch, dim3 grid, unsigned threads, size_t shared,
         void *stream)
@@ -109,45 +142,77 @@ int run(kernel function, const lk_norm_launch *launch, dim3 grid, unsigned threa
                             shared, static_cast<cudaStream_t>(stream));
 }
 
-} // namespace
-
-extern "C" int lk_run_norm_forward(const lk_norm_launch *launch, void *stream)
-{
-    return run(launch->wide ? norm_forward_kernel<LK_WHOLE> : norm_forward_kernel<LK_SINGLE>,
-               launch, dim3(static_cast<unsigned>(launch->norm.rows)),
-               lk_row_threads(launch->norm.columns), 0, stream);
-}
-
-extern "C" int lk_run_norm_backward(const lk_norm_launch *launch, void *stream)
+int run_general_backward(const lk_norm_launch *launch, void *stream)
 {
     uint64_t blocks = launch->partials ? launch->partials : launch->norm.rows;
     size_t shared = launch->partials ? (launch->norm.columns + 7) / 8 * 64 : 0;
     bool fits = shared <= SHARED_LIMIT;
-    kernel function = backward_kernels[launch->wide][fits];
+    kernel function = general_backward[launch->wide][fits];
     int err = 0;
 
     if (fits && shared > 40 * 1024) /* with the block's own sums more than every kernel may have */
         err = cudaFuncSetAttribute(reinterpret_cast<const void *>(function),
                                    cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_LIMIT);
-    if (!err && blocks)
-        err = run(function, launch, dim3(static_cast<unsigned>(blocks)),
-                  lk_row_threads(launch->norm.columns), fits ? shared : 0, stream);
-    if (err || (!launch->backward.dgamma && !launch->backward.dbeta))
+    return err ? err
+               : run(function, launch, dim3(static_cast<unsigned>(blocks)),
+                     lk_row_threads(launch->norm.columns), fits ? shared : 0, stream);
+}
+
+} // namespace
+
+extern "C" int lk_run_norm_forward(const lk_norm_launch *launch, void *stream)
+{
+    const rows_kernels *rows = find_rows(launch);
+    uint64_t blocks = rows ? (launch->norm.rows + rows->rows - 1) / rows->rows : launch->norm.rows;
+
+    return run(rows ? rows->forward[launch->norm.kind == LK_LAYER_NORM]
+                    : general_forward[launch->wide],
+               launch, dim3(static_cast<unsigned>(blocks)),
+               rows ? rows->threads : lk_row_threads(launch->norm.columns), 0, stream);
+}
+
+extern "C" int lk_run_norm_backward(const lk_norm_launch *launch, void *stream)
+{
+    const rows_kernels *rows = find_rows(launch);
+    lk_norm_launch own = *launch;
+    bool gamma = launch->backward.dgamma, beta = launch->backward.dbeta;
+    int err = 0;
+
+    if (rows && launch->norm.rows) {
+        uint64_t blocks = (launch->norm.rows + rows->rows - 1) / rows->rows;
+
+        blocks = blocks < LK_NORM_PARTIALS ? blocks : LK_NORM_PARTIALS;
+        own.partials = launch->partials ? static_cast<uint32_t>(blocks) : 0;
+        err = run(rows->backward[beta], &own, dim3(static_cast<unsigned>(blocks)), rows->threads, 0,
+                  stream);
+    } else if (launch->norm.rows) {
+        err = run_general_backward(launch, stream);
+    }
+    if (err || (!gamma && !beta))
         return err;
-    return run(norm_columns_kernel, launch,
-               dim3(static_cast<unsigned>((launch->norm.columns + 31) / 32), 2), LK_BLOCK, 0,
-               stream);
+    return run(norm_columns_kernel, &own,
+               dim3(static_cast<unsigned>((launch->norm.columns + 31) / 32), gamma + beta),
+               32 * LK_NORM_PARTS, 0, stream);
 }
 
 extern "C" int lk_load_norm(void)
 {
-    const void *kernels[] = { reinterpret_cast<const void *>(norm_forward_kernel<LK_WHOLE>),
-                              reinterpret_cast<const void *>(norm_forward_kernel<LK_SINGLE>),
-                              reinterpret_cast<const void *>(backward_kernels[0][0]),
-                              reinterpret_cast<const void *>(backward_kernels[0][1]),
-                              reinterpret_cast<const void *>(backward_kernels[1][0]),
-                              reinterpret_cast<const void *>(backward_kernels[1][1]),
+    const void *general[] = { reinterpret_cast<const void *>(general_forward[0]),
+                              reinterpret_cast<const void *>(general_forward[1]),
+                              reinterpret_cast<const void *>(general_backward[0][0]),
+                              reinterpret_cast<const void *>(general_backward[0][1]),
+                              reinterpret_cast<const void *>(general_backward[1][0]),
+                              reinterpret_cast<const void *>(general_backward[1][1]),
                               reinterpret_cast<const void *>(norm_columns_kernel) };
+    int err = load_kernels(general, sizeof(general) / sizeof(*general));
 
-    return load_kernels(kernels, sizeof(kernels) / sizeof(*kernels));
+    for (const rows_kernels &each : kernels_of_rows) {
+        const void *ours[] = { reinterpret_cast<const void *>(each.forward[0]),
+                               reinterpret_cast<const void *>(each.forward[1]),
+                               reinterpret_cast<const void *>(each.backward[0]),
+                               reinterpret_cast<const void *>(each.backward[1]) };
+
+        err = err ? err : load_kernels(ours, 4);
+    }
+    return err;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a thread does in the kernels of RMSNorm and LayerNorm. A row is read again for each step; it is small enough to
- * come from a near cache then. Between the steps of a row the block adds up what its threads found.
+ * What a thread does in the kernels of RMSNorm and LayerNorm that serve every shape, and the arithmetic of them all. Here
+ * a row is read again for each step; between the steps of a row the block adds up what its threads found.
  */
 #ifndef LK_COMPUTE_NORM_H
 #define LK_COMPUTE_NORM_H
@@ -122,7 +122,7 @@ LK_INLINE float norm_second_thread(const struct norm_row *row, float shift, floa
 
 LK_INLINE float norm_rstd(const struct lk_norm *norm, float squares)
 {
-    return (float)(1 / sqrt((double)squares / (double)norm->columns + norm->eps));
+    return 1 / sqrtf(squares / (float)norm->columns + (float)norm->eps);
 }
 
 /* What the steps of a row found. */
@@ -205,9 +205,9 @@ LK_INLINE uint64_t norm_slot(uint64_t groups, uint64_t at, uint64_t i)
     return i / 4 * groups * 4 + at / 2 + i % 4;
 }
 
-/* dx, and the row's part of dgamma and dbeta (NULL: not wanted) in 2 * 8 * groups floats. sums: the row's means. */
+/* dx, and the row's part of dgamma (partial NULL: not wanted) and, if it is wanted, dbeta in 8 * groups floats each. */
 LK_INLINE void norm_back_thread(const struct lk_norm *norm, const struct norm_back_row *row,
-                                struct norm_sums means, float *partial, uint64_t thread,
+                                struct norm_sums means, float *partial, int beta, uint64_t thread,
                                 uint64_t threads, enum lk_width width)
 {
     uint64_t groups = (norm->columns + 7) / 8;
@@ -224,10 +224,10 @@ LK_INLINE void norm_back_thread(const struct lk_norm *norm, const struct norm_ba
         for (size_t i = 0; i < 8; i++) {
             float hat = (s[i] - row->mean) * row->rstd;
 
-            if (partial) {
+            if (partial)
                 partial[norm_slot(groups, at, i)] += dy[i] * hat;
+            if (partial && beta)
                 partial[8 * groups + norm_slot(groups, at, i)] += dy[i];
-            }
             s[i] = row->rstd * (dy[i] * gamma[i] - means.plain - hat * means.product) + ds[i];
         }
         write8_bf16(row->dx, at, norm->columns, width, s);
@@ -244,7 +244,7 @@ LK_INLINE struct norm_sums norm_means(const struct lk_norm *norm, struct norm_su
     return sums;
 }
 
-/* One of eight parts of a column's sum over the partial rows. */
+/* One of LK_NORM_PARTS parts of a column's sum over the partial rows. */
 LK_INLINE float norm_column_part(const struct lk_norm_launch *launch, uint64_t column, int beta,
                                  uint64_t part)
 {
@@ -253,15 +253,21 @@ LK_INLINE float norm_column_part(const struct lk_norm_launch *launch, uint64_t c
                       norm_slot(groups, column / 8 * 8, column % 8) + (beta ? 8 * groups : 0);
     float sum = 0;
 
-    for (uint64_t row = part; row < launch->partials; row += 8)
+#ifdef __CUDA_ARCH__
+#pragma unroll 8
+#endif
+    for (uint64_t row = part; row < launch->partials; row += LK_NORM_PARTS)
         sum += at[row * 16 * groups];
     return sum;
 }
 
-LK_INLINE float norm_column_sum(const float parts[8])
+LK_INLINE float norm_column_sum(float parts[LK_NORM_PARTS])
 {
-    return ((parts[0] + parts[1]) + (parts[2] + parts[3])) +
-           ((parts[4] + parts[5]) + (parts[6] + parts[7]));
+    LK_UNROLL
+    for (uint32_t half = LK_NORM_PARTS / 2; half; half /= 2)
+        for (uint32_t i = 0; i < half; i++)
+            parts[i] += parts[i + half];
+    return parts[0];
 }
 
 #endif

@@ -150,8 +150,8 @@ int lk_swiglu_backward(const struct lk_swiglu *swiglu, const struct lk_swiglu_gr
  * Forward can stop at the statistics (y NULL), which is what a norm that is folded into a matrix product needs. Sums of
  * LayerNorm are taken around the row's first element, those of the variance around the mean: equal elements and a mean
  * far beyond the deviation lose nothing. Backward takes s, mean and rstd of forward; sums over rows are added in a fixed
- * order in two stages. Bounds: rstd 2^-18 of itself; the normalised value e = 2^-18 of itself + 2^-22 * |mean| * rstd,
- * which the others inherit with 2^-14 of the sum of the magnitudes of their terms. */
+ * order in two stages. Bounds: rstd 2^-18 of itself; the normalised value e = 2^-18 of itself + (LayerNorm) 2^-22 *
+ * (|mean| + |first element - mean|) * rstd, which the others inherit with 2^-14 of the sum of the magnitudes of their terms. */
 
 enum lk_norm_kind {
     LK_RMS_NORM = 0,
@@ -161,7 +161,7 @@ enum lk_norm_kind {
 struct lk_norm {
     enum lk_norm_kind kind;
     uint64_t rows, columns;
-    double eps;
+    double eps; /* taken as fp32 */
     enum lk_type weight_type; /* of gamma and beta: LK_FP32 or LK_BF16 */
     const void *gamma;        /* NULL: 1 - gamma_offset */
     const void *beta;         /* NULL: 0 */
