@@ -102,12 +102,22 @@ int lk_run_norm_backward(const struct lk_norm_launch *launch, void *stream);
 struct lk_moe_launch {
     struct lk_moe_routing routing;
     struct lk_moe_rows rows;
+    struct lk_moe_grads grads; /* of lk_moe_unpermute_backward() alone, which has no `rows` */
     uint32_t wide;
 };
+
+/* Blocks that route, each a stretch of slots, of which it counts every expert's in a row of the workspace. */
+static inline uint32_t lk_moe_blocks(const struct lk_moe_routing *r)
+{
+    uint64_t blocks = (r->tokens * r->choices + 1023) / 1024;
+
+    return blocks < 1 ? 1 : blocks < 128 ? (uint32_t)blocks : 128;
+}
 
 int lk_run_moe_route(const struct lk_moe_routing *routing, void *stream);
 int lk_run_moe_permute(const struct lk_moe_launch *launch, void *stream);
 int lk_run_moe_unpermute(const struct lk_moe_launch *launch, void *stream);
+int lk_run_moe_unpermute_backward(const struct lk_moe_launch *launch, void *stream);
 
 /* Of the CUDA backend: load their kernels on the current device. 0 or a cudaError_t. */
 int lk_load_adamw(void);

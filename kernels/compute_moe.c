@@ -26,11 +26,16 @@ static bool good_layout(const struct lk_moe_routing *r)
     return r->align && !(r->align & (r->align - 1)) && r->align <= 4096;
 }
 
+LK_API size_t lk_moe_workspace_bytes(const struct lk_moe_routing *routing)
+{
+    return lk_moe_blocks(routing) * (size_t)routing->expert_count * sizeof(uint32_t);
+}
+
 LK_API int lk_moe_route(const struct lk_moe_routing *routing, void *stream)
 {
     if (!good_shape(routing) || !good_layout(routing) || !good_ints(routing->counts) ||
-        !good_ints(routing->offsets) || (uintptr_t)routing->live % 4 ||
-        (routing->tokens && !good_ints(routing->experts)))
+        !good_ints(routing->offsets) || (uintptr_t)routing->live % 4 || !routing->workspace ||
+        (uintptr_t)routing->workspace % 16 || (routing->tokens && !good_ints(routing->experts)))
         return -EINVAL;
     return lk_run_moe_route(routing, stream);
 }
@@ -78,4 +83,32 @@ LK_API int lk_moe_unpermute(const struct lk_moe_routing *routing, const struct l
     if (err || !routing->tokens)
         return err;
     return lk_run_moe_unpermute(&launch, stream);
+}
+
+/* A matrix of bf16 that may be left out. */
+static bool good_rows(const void *base, uint64_t stride, uint64_t columns)
+{
+    return !base || ((uintptr_t)base % 2 == 0 && stride >= columns && stride < UINT64_C(1) << 32);
+}
+
+LK_API int lk_moe_unpermute_backward(const struct lk_moe_routing *routing,
+                                     const struct lk_moe_grads *grads, void *stream)
+{
+    struct lk_moe_launch launch = { 0 };
+    uintptr_t bases;
+
+    if (!good_shape(routing) || !grads || !grads->columns || grads->columns >= UINT64_C(1) << 32 ||
+        ((uintptr_t)grads->weights | (uintptr_t)grads->dweights) % 4 ||
+        !grads->permuted != !grads->dweights || (routing->tokens && !grads->dtokens) ||
+        !good_rows(grads->dtokens, grads->dtoken_stride, grads->columns) ||
+        !good_rows(grads->permuted, grads->permuted_stride, grads->columns) ||
+        !good_rows(grads->dpermuted, grads->dpermuted_stride, grads->columns))
+        return -EINVAL;
+    launch.routing = *routing;
+    launch.grads = *grads;
+    bases = (uintptr_t)grads->dtokens | (uintptr_t)grads->permuted | (uintptr_t)grads->dpermuted;
+    launch.wide = bases % 16 == 0 && (grads->columns | grads->dtoken_stride) % LK_VECTOR == 0 &&
+                  (!grads->permuted || grads->permuted_stride % LK_VECTOR == 0) &&
+                  (!grads->dpermuted || grads->dpermuted_stride % LK_VECTOR == 0);
+    return lk_run_moe_unpermute_backward(&launch, stream);
 }

@@ -161,7 +161,7 @@ enum lk_norm_kind {
 struct lk_norm {
     enum lk_norm_kind kind;
     uint64_t rows, columns;
-    double eps; /* taken as fp32 */
+    double eps;               /* taken as fp32 */
     enum lk_type weight_type; /* of gamma and beta: LK_FP32 or LK_BF16 */
     const void *gamma;        /* NULL: 1 - gamma_offset */
     const void *beta;         /* NULL: 0 */
@@ -224,9 +224,12 @@ struct lk_moe_routing {
     int32_t *offsets; /* per expert and one more: its first row; last: the end of the last one's */
     uint32_t *
         live; /* a bit per row, 1: filled; ceil(rows / 32) words, as loongcommSetMask() takes it; or NULL */
+    void *workspace; /* lk_moe_workspace_bytes(); for lk_moe_route() alone */
 };
 
 #define LK_MOE_EXPERTS 1024
+
+size_t lk_moe_workspace_bytes(const struct lk_moe_routing *routing);
 
 /* Two launches. tokens * choices < 2^31, rows < 2^31. */
 int lk_moe_route(const struct lk_moe_routing *routing, void *stream);
@@ -247,10 +250,32 @@ int lk_moe_permute(const struct lk_moe_routing *routing, const struct lk_moe_row
                    void *stream);
 
 /* tokens[token] = sum over its choices, in their order, of weights[slot] * permuted[row of slot], in fp32, rounded once.
- * Exact between the libraries. A token without rows becomes 0. Without weights it is the backward of lk_moe_permute(), as
- * that is, with the same weights, this function's. */
+ * Exact between the libraries. A token without rows becomes 0. With the same weights it is the backward of
+ * lk_moe_permute(). */
 int lk_moe_unpermute(const struct lk_moe_routing *routing, const struct lk_moe_rows *rows,
                      void *stream);
+
+/* The backward of lk_moe_unpermute(), with the gradient of the routing's probabilities, which reads every row once:
+ *     dpermuted[row] = weights[slot] * dtokens[token of slot], as lk_moe_permute() does;
+ *     dweights[slot] = sum over columns of dtokens[token of slot] * permuted[row of slot], 0 where the slot has no row.
+ * Of lk_moe_permute() with weights, dweights is the same sum over its tokens and the gradient of its rows: given as
+ * `dtokens` and `permuted`. dpermuted is exact; dweights is exact between the libraries and within 2^-14 of the sum of
+ * the magnitudes of its terms. */
+struct lk_moe_grads {
+    const void *dtokens; /* bf16, tokens x columns */
+    uint64_t dtoken_stride;
+    const void *permuted; /* bf16, rows x columns; NULL: dweights is not wanted */
+    uint64_t permuted_stride;
+    void *dpermuted; /* bf16, rows x columns; may be permuted itself; NULL: not wanted */
+    uint64_t dpermuted_stride;
+    uint64_t columns;
+    const float *weights; /* per slot; NULL: 1 */
+    float *dweights;      /* per slot; NULL with permuted */
+    int fill;             /* write zeros to rows of dpermuted that nobody fills */
+};
+
+int lk_moe_unpermute_backward(const struct lk_moe_routing *routing,
+                              const struct lk_moe_grads *grads, void *stream);
 
 #ifdef __cplusplus
 }

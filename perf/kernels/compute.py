@@ -13,6 +13,7 @@ against torch in fp32. --only: names of cases, or the beginning of them. --limit
 compiled after so long. --small: small shapes, to try the program out (with the host library, without a GPU). Ends with
 77 where torch or the GPU is missing, 1 if a result is wrong."""
 import argparse
+import ctypes
 import json
 import math
 import os
@@ -400,7 +401,8 @@ class Moe(Case):
         shape = "%d tokens, %d of %d experts, %d columns%s" % (self.tokens, choices, experts, columns,
                                                                 ", capacity" if capacity else "")
         moved = {"moe route": 4 * (3 * slots), "moe permute": 2 * columns * (filled + self.tokens),
-                 "moe combine": 2 * columns * (filled + self.tokens)}[op]
+                 "moe combine": 2 * columns * (filled + self.tokens),
+                 "moe combine back": 2 * columns * (2 * filled + self.tokens)}[op]
         super().__init__(op, shape, moved)
 
     def make_set(self, bench):
@@ -415,6 +417,8 @@ class Moe(Case):
         s.routing = lk.MoeRouting(lk.at(s.experts), self.tokens, self.choices, self.experts, self.capacity, 1,
                                   self.rows, lk.at(s.row_of_slot), lk.at(s.slot_of_row), lk.at(s.counts),
                                   lk.at(s.offsets), lk.at(s.live))
+        s.workspace = bench.empty(bench.lib.lib.lk_moe_workspace_bytes(ctypes.byref(s.routing)), dtype=torch.uint8)
+        s.routing.workspace = lk.at(s.workspace)
         bench.lib.prepare("lk_moe_route", s.routing)()
         s.x = bench.random(self.tokens, self.columns)
         s.permuted = torch.zeros(self.rows, self.columns, dtype=torch.bfloat16, device=bench.device)
@@ -422,14 +426,20 @@ class Moe(Case):
         s.long_rows = s.row_of_slot.clamp_min(0).long()
         s.row_weights = s.weights.flatten()[s.slot_of_row.clamp_min(0).long()] * (s.slot_of_row >= 0)
         s.slot_weights = (s.weights.flatten() * (s.row_of_slot >= 0)).view(self.tokens, self.choices)
-        if self.op == "moe combine":
+        if self.op.startswith("moe combine"):
             s.permuted.copy_(bench.random(self.rows, self.columns))
             s.out = torch.empty_like(s.x)
+        if self.op == "moe combine back":
+            s.dpermuted, s.dweights = torch.empty_like(s.permuted), torch.empty_like(s.weights)
         return s
 
     def make(self, bench, s):
         if self.op == "moe route":
             return bench.lib.prepare("lk_moe_route", s.routing)
+        if self.op == "moe combine back":
+            n = self.columns
+            return bench.lib.prepare("lk_moe_unpermute_backward", s.routing, lk.MoeGrads(
+                lk.at(s.x), n, lk.at(s.permuted), n, lk.at(s.dpermuted), n, n, lk.at(s.weights), lk.at(s.dweights), 0))
         combine = self.op == "moe combine"
         rows = lk.MoeRows(lk.at(s.out if combine else s.x), self.columns, lk.at(s.permuted), self.columns, self.columns,
                           lk.at(s.weights) if combine else None, 0)
@@ -452,11 +462,22 @@ class Moe(Case):
             return {"argsort and bincount": self.route}
         if self.op == "moe permute":
             return {"index_select": lambda s: s.x.index_select(0, s.token_of_row)}
+        if self.op == "moe combine back":
+            out = {"eager": lambda s: self.back(s.x, s.permuted, s.token_of_row, s.row_weights, s.long_rows)}
+            fast = bench.compile(self.back) if not self.capacity else None
+            if fast:
+                out["compiled"] = lambda s: fast(s.x, s.permuted, s.token_of_row, s.row_weights, s.long_rows)
+            return out
         out = {"scatter": self.scatter, "gather": self.gather}
         fast = bench.compile(self.gather_of) if not self.capacity else None
         if fast:
             out["compiled gather"] = lambda s: fast(s.permuted, s.long_rows, s.slot_weights)
         return out
+
+    def back(self, x, permuted, token_of_row, row_weights, long_rows):
+        rows = x.index_select(0, token_of_row)
+        dots = (rows.float() * permuted.float()).sum(1)
+        return (rows * row_weights[:, None]).to(torch.bfloat16), dots.index_select(0, long_rows)
 
     def gather_of(self, permuted, long_rows, slot_weights):
         rows = permuted.index_select(0, long_rows).view(self.tokens, self.choices, self.columns)
@@ -471,6 +492,10 @@ class Moe(Case):
         if self.op == "moe permute":
             want = s.x.index_select(0, s.token_of_row) * filled[:, None]
             return [((s.permuted * filled[:, None] != want).sum().item(), 0)]
+        if self.op == "moe combine back":
+            rows, dots = self.back(s.x, s.permuted, s.token_of_row, s.row_weights, s.long_rows)
+            return [((s.dpermuted != rows)[filled].sum().item(), 0),
+                    (error(s.dweights.flatten(), dots * (s.row_of_slot >= 0)), 1e-4)]
         rows = s.permuted.float().index_select(0, s.long_rows).view(self.tokens, self.choices, self.columns)
         return [(error(s.out, (rows * s.slot_weights[:, :, None]).sum(1)), 1e-2)]
 
@@ -480,7 +505,7 @@ def list_cases(b):
     f32 = torch.float32
     shapes = ((16384, 4096), (65536, 1024), (4096, 8192), (2048, 1024))
     yield lambda: Adamw(b, f32)
-    for op in ("moe permute", "moe combine", "moe route"):
+    for op in ("moe permute", "moe combine", "moe combine back", "moe route"):
         yield lambda: Moe(b, op, 8192, 2048, 8, 128)
         yield lambda: Moe(b, op, 16384, 4096, 2, 8)
     for kind in (lk.RMS, lk.LAYER):

@@ -31,7 +31,10 @@ NormForward = structure("NormForward", x=P, x_stride=U64, residual=P, residual_s
 NormBackward = structure("NormBackward", s=P, s_stride=U64, dy=P, dy_stride=U64, ds=P, ds_stride=U64, dx=P,
                          dx_stride=U64, dgamma=P, dbeta=P, workspace=P)
 MoeRouting = structure("MoeRouting", experts=P, tokens=U64, choices=U32, expert_count=U32, capacity=U32, align=U32,
-                       rows=U64, row_of_slot=P, slot_of_row=P, counts=P, offsets=P, live=P)
+                       rows=U64, row_of_slot=P, slot_of_row=P, counts=P, offsets=P, live=P,
+                       workspace=P)
+MoeGrads = structure("MoeGrads", dtokens=P, dtoken_stride=U64, permuted=P, permuted_stride=U64, dpermuted=P,
+                     dpermuted_stride=U64, columns=U64, weights=P, dweights=P, fill=INT)
 MoeRows = structure("MoeRows", tokens=P, token_stride=U64, permuted=P, permuted_stride=U64, columns=U64, weights=P,
                     fill=INT)
 
@@ -47,7 +50,8 @@ class Library:
         self.lib = ctypes.CDLL(path)
         self.lib.lk_backend.restype = ctypes.c_char_p
         self.lib.lk_error_text.restype = ctypes.c_char_p
-        for name in ("lk_adamw_table_bytes", "lk_adamw_workspace_bytes", "lk_norm_workspace_bytes"):
+        for name in ("lk_adamw_table_bytes", "lk_adamw_workspace_bytes", "lk_norm_workspace_bytes",
+                     "lk_moe_workspace_bytes"):
             getattr(self.lib, name).restype = ctypes.c_size_t
         self.lib.lk_adamw_table_bytes.argtypes = [P, ctypes.c_size_t]
         self.lib.lk_adamw_plan.argtypes = [P, ctypes.c_size_t, P]

@@ -32,13 +32,16 @@ static const struct shape shapes[] = {
     { 1000, 2, 1024, 0,   8,  9000, 8,    0, 0},
     { 50,   2, 3,    40,  0,  0,    264,  0, 0},
     { 0,    2, 3,    4,   0,  0,    16,   0, 0},
+    { 700,  4, 9,    0,   32, 2600, 520,  8, 0},
+    { 150,  9, 300,  5,   0,  0,    16,   0, 0},
 };
 
 struct moe_case {
     const struct compute_target *t;
     struct lk_moe_routing routing;
-    struct memory experts, row_of_slot, slot_of_row, counts, offsets, live, weights;
-    struct rows tokens, permuted, again;
+    struct memory experts, row_of_slot, slot_of_row, counts, offsets, live, weights, workspace,
+        dweights;
+    struct rows tokens, permuted, again, dpermuted;
 };
 
 static struct memory make_ints(const struct compute_target *t, uint64_t n)
@@ -92,6 +95,8 @@ static struct moe_case *make_case(const struct compute_target *t, const struct s
     memory_up(&c->tokens.memory);
     memory_up(&c->again.memory);
     memory_up(&c->permuted.memory);
+    c->dpermuted = rows_new(t, rows, shape->columns, shape->columns + shape->pad, shape->shift);
+    c->dweights = make_ints(t, slots);
     c->routing = (struct lk_moe_routing){
         .experts = (int32_t *)c->experts.far,
         .tokens = shape->tokens,
@@ -106,6 +111,9 @@ static struct moe_case *make_case(const struct compute_target *t, const struct s
         .offsets = (int32_t *)c->offsets.far,
         .live = (uint32_t *)c->live.far,
     };
+    c->workspace = memory_new(t, t->lib.lk_moe_workspace_bytes(&c->routing), 0);
+    memory_up(&c->workspace);
+    c->routing.workspace = c->workspace.far;
     return c;
 }
 
@@ -118,6 +126,9 @@ static void drop_case(struct moe_case *c)
     memory_free(&c->offsets);
     memory_free(&c->live);
     memory_free(&c->weights);
+    memory_free(&c->workspace);
+    memory_free(&c->dweights);
+    memory_free(&c->dpermuted.memory);
     memory_free(&c->tokens.memory);
     memory_free(&c->again.memory);
     memory_free(&c->permuted.memory);
@@ -180,6 +191,7 @@ static void route(const struct moe_case *c)
     memory_down(&c->counts);
     memory_down(&c->offsets);
     memory_down(&c->live);
+    memory_down(&c->workspace);
 }
 
 static struct lk_moe_rows make_rows(const struct moe_case *c, bool weights, int fill)
@@ -254,6 +266,92 @@ static void check_combined(const struct moe_case *c, bool weights)
     }
 }
 
+static struct lk_moe_grads make_grads(const struct moe_case *c, bool weights)
+{
+    return (struct lk_moe_grads){
+        .dtokens = c->again.memory.far,
+        .dtoken_stride = c->again.stride,
+        .permuted = c->permuted.memory.far,
+        .permuted_stride = c->permuted.stride,
+        .dpermuted = c->dpermuted.memory.far,
+        .dpermuted_stride = c->dpermuted.stride,
+        .columns = c->tokens.columns,
+        .weights = weights ? (float *)c->weights.far : NULL,
+        .dweights = (float *)c->dweights.far,
+    };
+}
+
+static void check_dweights(const struct moe_case *c)
+{
+    for (uint64_t slot = 0; slot < c->routing.tokens * c->routing.choices; slot++) {
+        int32_t row = ((int32_t *)c->row_of_slot.near)[slot];
+        double sum = 0, size = 0;
+
+        for (uint64_t j = 0; row >= 0 && j < c->tokens.columns; j++) {
+            double term = rows_get(&c->again, slot / c->routing.choices, j) *
+                          rows_get(&c->permuted, (uint64_t)row, j);
+
+            sum += term;
+            size += fabs(term);
+        }
+        CHECK(near_float((double)((float *)c->dweights.near)[slot], sum, 0x1p-14 * size));
+    }
+}
+
+/* `got` beside the gradient of the tokens; rows that nobody fills hold `other`. */
+static void check_drows(const struct moe_case *c, const struct rows *got, bool weights, bool zeros)
+{
+    for (uint64_t row = 0; row < c->routing.rows; row++) {
+        int32_t slot = ((int32_t *)c->slot_of_row.near)[row];
+        double weight = slot >= 0 && weights ? (double)((float *)c->weights.near)[slot] : 1;
+
+        for (uint64_t j = 0; j < c->tokens.columns && slot >= 0; j++)
+            CHECK(rows_at(got, row)[j] ==
+                  to_bf16(weight * rows_get(&c->again, (uint64_t)slot / c->routing.choices, j)));
+        for (uint64_t j = 0; j < c->tokens.columns && slot < 0; j++)
+            CHECK(rows_at(got, row)[j] == (zeros ? 0 : 0x5a5a));
+    }
+}
+
+static void check_backward(struct moe_case *c, bool weights, uint64_t *state)
+{
+    struct lk_moe_grads grads = make_grads(c, weights);
+    unsigned char *before = malloc(c->dweights.bytes + 1);
+
+    CHECK(before);
+    rows_fill(&c->again, FILL_RANDOM, state);
+    rows_fill(&c->permuted, FILL_LARGE, state);
+    memset(c->dpermuted.memory.near, 0x5a, c->dpermuted.memory.bytes);
+    memory_up(&c->dpermuted.memory);
+    grads.fill = weights;
+    CHECK(c->t->lib.lk_moe_unpermute_backward(&c->routing, &grads, NULL) == 0);
+    memory_down(&c->dweights);
+    memory_down(&c->dpermuted.memory);
+    check_dweights(c);
+    check_drows(c, &c->dpermuted, weights, weights);
+    memcpy(before, c->dweights.near, c->dweights.bytes);
+    grads.dpermuted = NULL;
+    CHECK(c->t->lib.lk_moe_unpermute_backward(&c->routing, &grads, NULL) == 0);
+    memory_down(&c->dweights);
+    CHECK(memcmp(before, c->dweights.near, c->dweights.bytes) == 0);
+    grads.dpermuted = c->permuted.memory.far; /* in place */
+    grads.dpermuted_stride = c->permuted.stride;
+    grads.fill = 1;
+    CHECK(c->t->lib.lk_moe_unpermute_backward(&c->routing, &grads, NULL) == 0);
+    memory_down(&c->dweights);
+    memory_down(&c->permuted.memory);
+    CHECK(memcmp(before, c->dweights.near, c->dweights.bytes) == 0);
+    check_drows(c, &c->permuted, weights, true);
+    grads.permuted = NULL;
+    grads.dweights = NULL;
+    grads.dpermuted = c->dpermuted.memory.far;
+    grads.dpermuted_stride = c->dpermuted.stride;
+    CHECK(c->t->lib.lk_moe_unpermute_backward(&c->routing, &grads, NULL) == 0);
+    memory_down(&c->dpermuted.memory);
+    check_drows(c, &c->dpermuted, weights, true);
+    free(before);
+}
+
 static void rows_go_to_their_experts_and_back(const struct compute_target *t)
 {
     uint64_t state = 83;
@@ -269,6 +367,7 @@ static void rows_go_to_their_experts_and_back(const struct compute_target *t)
             check_combined(c, true);
             check_permuted(c, false, 0);
             check_combined(c, false);
+            check_backward(c, choice == ANY, &state);
             drop_case(c);
         }
     }
@@ -279,6 +378,7 @@ static void wrong_arguments_are_refused(const struct compute_target *t)
     uint64_t state = 89;
     struct moe_case *c = make_case(t, &shapes[1], ANY, &state);
     struct lk_moe_rows rows;
+    struct lk_moe_grads grads;
     struct lk_moe_routing r;
 
 #define REFUSED(change)                                  \
@@ -299,6 +399,8 @@ static void wrong_arguments_are_refused(const struct compute_target *t)
     REFUSED(r.counts = NULL);
     REFUSED(r.live = (uint32_t *)((char *)r.live + 2));
     REFUSED(r.slot_of_row = NULL);
+    REFUSED(r.workspace = NULL);
+    REFUSED(r.workspace = (char *)r.workspace + 4);
 #undef REFUSED
 #define REFUSED(change)                                                      \
     do {                                                                     \
@@ -314,7 +416,35 @@ static void wrong_arguments_are_refused(const struct compute_target *t)
     REFUSED(rows.permuted = (char *)rows.permuted + 1);
     REFUSED(rows.weights = (float *)((char *)rows.weights + 2));
 #undef REFUSED
+#define REFUSED(change)                                                                \
+    do {                                                                               \
+        grads = make_grads(c, true);                                                   \
+        change;                                                                        \
+        CHECK(t->lib.lk_moe_unpermute_backward(&c->routing, &grads, NULL) == -EINVAL); \
+    } while (0)
+    REFUSED(grads.columns = 0);
+    REFUSED(grads.dtokens = NULL);
+    REFUSED(grads.dweights = NULL);
+    REFUSED(grads.permuted = NULL);
+    REFUSED(grads.permuted_stride = grads.columns - 1);
+    REFUSED(grads.dpermuted_stride = 0);
+    REFUSED(grads.dpermuted = (char *)grads.dpermuted + 1);
+    REFUSED(grads.dweights = (float *)((char *)grads.dweights + 2));
+#undef REFUSED
     drop_case(c);
+}
+
+uint64_t moe_fingerprint(const struct compute_target *t)
+{
+    uint64_t state = 97, hash = 0;
+    struct moe_case *c = make_case(t, &shapes[3], ANY, &state);
+
+    route(c);
+    check_backward(c, true, &state);
+    for (size_t i = 0; i < c->dweights.bytes; i++)
+        hash = (hash ^ c->dweights.near[i]) * UINT64_C(0x100000001b3);
+    drop_case(c);
+    return hash;
 }
 
 void check_moe(const struct compute_target *t)

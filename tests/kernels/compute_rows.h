@@ -43,4 +43,7 @@ void check_fold(const struct compute_target *t);
 void check_mlp(const struct compute_target *t);
 void check_norm_linear(const struct compute_target *t);
 
+/* As adamw_fingerprint(), of the gradient of weights. */
+uint64_t moe_fingerprint(const struct compute_target *t);
+
 #endif

@@ -174,6 +174,7 @@ int main(int argc, char **argv)
     check_mlp(&target);
     check_norm_linear(&target);
     CHECK(adamw_fingerprint(&target) == adamw_fingerprint(&host));
+    CHECK(moe_fingerprint(&target) == moe_fingerprint(&host));
     a_graph_replays_steps(&target);
     if (!target.small && device_has_room((size_t)40 << 30))
         more_than_2_31_elements_are_updated(&target);
