@@ -3,8 +3,9 @@
 
 LK_API int lk_compute_load_all(void)
 {
-    static int (*const loads[])(void) = { lk_load_adamw, lk_load_swiglu, lk_load_norm,
-                                          lk_load_moe,   lk_load_gemm,   lk_load_fold };
+    static int (*const loads[])(void) = { lk_load_adamw,  lk_load_swiglu, lk_load_norm,
+                                          lk_load_moe,    lk_load_gemm,   lk_load_fold,
+                                          lk_load_augment };
     int result = lk_load_all();
 
     for (size_t i = 0; !result && i < sizeof(loads) / sizeof(*loads); i++)

@@ -119,11 +119,23 @@ int lk_run_moe_permute(const struct lk_moe_launch *launch, void *stream);
 int lk_run_moe_unpermute(const struct lk_moe_launch *launch, void *stream);
 int lk_run_moe_unpermute_backward(const struct lk_moe_launch *launch, void *stream);
 
+/* ---- augmentation ---- */
+
+/* What is drawn from. Logarithms are to base 2, made on the host by both libraries alike. */
+struct lk_augment_launch {
+    struct lk_augment augment;
+    float crop_log[2], erase_log[2]; /* of the least ratio; how much to the most */
+    float inverse_std[3];
+};
+
+int lk_run_augment(const struct lk_augment_launch *launch, void *stream);
+
 /* Of the CUDA backend: load their kernels on the current device. 0 or a cudaError_t. */
 int lk_load_adamw(void);
 int lk_load_swiglu(void);
 int lk_load_norm(void);
 int lk_load_moe(void);
+int lk_load_augment(void);
 
 #ifdef __cplusplus
 }

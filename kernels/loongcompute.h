@@ -277,6 +277,66 @@ struct lk_moe_grads {
 int lk_moe_unpermute_backward(const struct lk_moe_routing *routing,
                               const struct lk_moe_grads *grads, void *stream);
 
+/* ---- augmentation of images ----
+ *
+ * One launch makes a batch of training samples of a batch of images: a crop of random place and size is scaled to the
+ * output (bilinear between pixel centres, without a filter for what is made smaller, edges repeated), mirrored, its
+ * colours are changed, it is normalised, and a random rectangle is erased. As torchvision's RandomResizedCrop,
+ * RandomHorizontalFlip, ColorJitter (on floats, clamped to [0, 1] after each of its steps, in a drawn order), Normalize and
+ * RandomErasing do it, but with numbers of their own: Philox4x32-10 with the key `seed` and a counter that holds the
+ * sample's index in the data set (words 0 and 1), the epoch (2) and LK_AUGMENT_STREAM + what is drawn (3). What becomes of
+ * a sample follows from these alone: not from its batch, the number of ranks, or where a job was resumed; and no number
+ * is one that dropout or stochastic rounding takes, whose word 3 is 0.
+ *
+ * Exact between the libraries. Beside exact arithmetic with the numbers that `choices` reports, a value is within
+ * 2^-21 * (64 + height + width of the crop) * the factors above 1 / std before it is rounded to the output's type. */
+
+#define LK_AUGMENT_STREAM UINT32_C(0x41554700)
+
+/* Device memory, read in the order of the stream: a graph's replays follow it. All there is to save and restore. */
+struct lk_augment_state {
+    uint64_t seed;
+    uint32_t epoch;
+    uint32_t reserved;
+};
+
+/* What was drawn for an image, for those who treat a mask or boxes alike. */
+struct lk_augment_choice {
+    uint32_t top, left, height, width;                         /* of the crop */
+    uint32_t erase_top, erase_left, erase_height, erase_width; /* of the output; 0 x 0: nothing */
+    uint32_t flip;
+    uint32_t
+        order; /* four times two bits, the first step lowest: 0 brightness, 1 contrast, 2 saturation, 3 hue */
+    float brightness, contrast, saturation; /* factors: 1 leaves as it is */
+    float hue;                              /* part of a turn */
+};
+
+/* Ratios are width / height. Chances are in [0, 1]. */
+struct lk_augment {
+    const uint8_t *images;             /* count x height x width x channels */
+    uint64_t image_stride, row_stride; /* bytes */
+    uint32_t count, height, width;     /* fewer than 65536 rows and columns */
+    uint32_t channels;                 /* 1 or 3 (red, green, blue) */
+    const uint64_t *samples;           /* device: of each image; NULL: first_sample on */
+    uint64_t first_sample;
+    const struct lk_augment_state *state;
+    void *out; /* count x channels x out_height x out_width, packed */
+    enum lk_type out_type;
+    uint32_t out_height, out_width; /* fewer than 65536 */
+    float crop_area[2],
+        crop_ratio[2]; /* least and most; area as part of the image. Both 0: the whole image */
+    float flip;        /* chance */
+    float brightness, contrast, saturation; /* factors are in [max(0, 1 - x), 1 + x] */
+    float hue;                              /* in [-x, x], x <= 0.5 */
+    float mean[3], std[3];
+    float erase; /* chance */
+    float erase_area[2], erase_ratio[2];
+    float erase_value[3];              /* behind normalising */
+    struct lk_augment_choice *choices; /* device: of each image; NULL: not wanted */
+};
+
+int lk_augment_images(const struct lk_augment *augment, void *stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -36,6 +36,7 @@ bool near_float(double got, double want, double bound);
 void check_swiglu(const struct compute_target *t);
 void check_norm(const struct compute_target *t);
 void check_moe(const struct compute_target *t);
+void check_augment(const struct compute_target *t);
 
 /* Once with the kernel of our own, once as the library does it. */
 void check_gemm(const struct compute_target *t);
@@ -45,5 +46,6 @@ void check_norm_linear(const struct compute_target *t);
 
 /* As adamw_fingerprint(), of the gradient of weights. */
 uint64_t moe_fingerprint(const struct compute_target *t);
+uint64_t augment_fingerprint(const struct compute_target *t); /* of all types of output */
 
 #endif

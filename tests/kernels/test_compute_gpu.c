@@ -173,8 +173,10 @@ int main(int argc, char **argv)
     check_fold(&target);
     check_mlp(&target);
     check_norm_linear(&target);
+    check_augment(&target);
     CHECK(adamw_fingerprint(&target) == adamw_fingerprint(&host));
     CHECK(moe_fingerprint(&target) == moe_fingerprint(&host));
+    CHECK(augment_fingerprint(&target) == augment_fingerprint(&host));
     a_graph_replays_steps(&target);
     if (!target.small && device_has_room((size_t)40 << 30))
         more_than_2_31_elements_are_updated(&target);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/compute_adamw.h"
+#include "kernels/compute_augment.h"
 #include "kernels/loongkernels_host.h"
 #include "tests/check.h"
 #include "tests/kernels/compute_rows.h"
@@ -63,6 +64,29 @@ static void adamw_reaches_elements_beyond_2_32(void)
     munmap(entry.v, count * 4);
 }
 
+/* Known answers of Philox4x32-10, whose whole counter augmentation uses. Inputs: key, counter. */
+static void philox_gives_the_published_numbers(void)
+{
+    const uint32_t all = UINT32_MAX;
+    const uint32_t inputs[][6] = {
+        {0,           0,          0,          0,          0,          0         },
+        { all,        all,        all,        all,        all,        all       },
+        { 0xa4093822, 0x299f31d0, 0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344},
+    };
+    static const uint32_t wanted[][4] = {
+        {0x6627e8d5,  0xe169c58d, 0xbc57ac4c, 0x9b00dbd8},
+        { 0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd},
+        { 0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1},
+    };
+
+    for (size_t i = 0; i < sizeof(wanted) / sizeof(*wanted); i++) {
+        uint32_t out[4];
+
+        augment_philox((uint64_t)inputs[i][1] << 32 | inputs[i][0], inputs[i] + 2, out);
+        CHECK(memcmp(out, wanted[i], sizeof(out)) == 0);
+    }
+}
+
 int main(int argc, char **argv)
 {
     struct compute_target target = { .alloc = host_alloc,
@@ -83,6 +107,8 @@ int main(int argc, char **argv)
     check_swiglu(&target);
     check_norm(&target);
     check_moe(&target);
+    check_augment(&target);
     adamw_reaches_elements_beyond_2_32();
+    philox_gives_the_published_numbers();
     return 0;
 }

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kernels/compute_augment.h"
+#include "kernels/compute_host.h"
+
+static void use_augment(const struct lk_augment *a)
+{
+    uint64_t plane = (uint64_t)a->out_height * a->out_width * a->channels;
+
+    host_use(a->images,
+             (a->count - 1) * a->image_stride + (a->height - 1) * a->row_stride +
+                 (uint64_t)a->width * a->channels,
+             false);
+    host_use_optional(a->samples, a->count * sizeof(uint64_t), false);
+    host_use(a->state, sizeof(*a->state), false);
+    host_use(a->out, a->count * plane * (a->out_type == LK_FP32 ? 4 : 2), true);
+    host_use_optional(a->choices, a->count * sizeof(*a->choices), true);
+}
+
+static void augment_image(const struct lk_augment_launch *launch, uint64_t image)
+{
+    const struct lk_augment *a = &launch->augment;
+    struct lk_augment_choice choice = augment_draw(launch, image);
+    uint64_t units = 0;
+
+    for (uint32_t y = 0; choice.contrast != 1 && y < a->out_height; y++)
+        for (uint32_t x = 0; x < a->out_width; x++)
+            units += augment_gray_units(a, &choice, image, y, x);
+    for (uint32_t y = 0; y < a->out_height; y++)
+        for (uint32_t x = 0; x < a->out_width; x++)
+            augment_pixel(launch, &choice, image, y, x, augment_mean(a, units));
+    if (a->choices)
+        a->choices[image] = choice;
+}
+
+static void run_augment(void *arg)
+{
+    const struct lk_augment_launch *launch = arg;
+
+    use_augment(&launch->augment);
+    for (uint64_t image = 0; image < launch->augment.count; image++)
+        augment_image(launch, image);
+}
+
+int lk_run_augment(const struct lk_augment_launch *launch, void *stream)
+{
+    return lk_compute_submit(stream, "lk_augment_images", run_augment, launch, sizeof(*launch));
+}
