@@ -10,10 +10,12 @@
 #define GEMM_WORKSPACE \
     ((size_t)32 << 20) /* what cuBLAS itself takes on this generation of devices */
 
-/* Counters: any thread adds, any reads, relaxed; they order nothing. The rest is constant after lk_blas_open(). */
+/* Counters and `tuning`: any thread writes, any reads, relaxed; they order nothing. The rest is constant after
+ * lk_blas_open(). */
 struct lk_blas {
     struct lk_vendor *vendor; /* NULL: only the kernel of our own */
     uint64_t vendor_products, general_products, plans;
+    int tuning;
 };
 
 /* The thread's own. */
@@ -75,6 +77,11 @@ LK_API void lk_blas_counts(const struct lk_blas *blas, struct lk_blas_counts *ou
     out->vendor = __atomic_load_n(&blas->vendor_products, __ATOMIC_RELAXED);
     out->general = __atomic_load_n(&blas->general_products, __ATOMIC_RELAXED);
     out->plans = __atomic_load_n(&blas->plans, __ATOMIC_RELAXED);
+}
+
+LK_API void lk_blas_tune(struct lk_blas *blas, int on)
+{
+    __atomic_store_n(&blas->tuning, on, __ATOMIC_RELAXED);
 }
 
 LK_API size_t lk_gemm_workspace_bytes(const struct lk_blas *blas)
@@ -177,7 +184,12 @@ LK_API int lk_gemm_run(struct lk_blas *blas, const struct lk_gemm *gemm, void *s
     if (err || !gemm->rows || !gemm->columns)
         return err;
     if (blas->vendor && is_plain(gemm)) {
-        err = lk_vendor_gemm(blas->vendor, gemm, stream, &planned);
+        struct lk_gemm_tuned tuned = { 0 };
+
+        if (__atomic_load_n(&blas->tuning, __ATOMIC_RELAXED))
+            err = lk_vendor_tune(blas->vendor, gemm, &tuned, stream);
+        if (!err)
+            err = lk_vendor_gemm(blas->vendor, gemm, stream, &planned);
         if (planned)
             count(&blas->plans);
         if (err == 0)

@@ -54,6 +54,10 @@ void lk_blas_close(struct lk_blas *blas);
 
 void lk_blas_counts(const struct lk_blas *blas, struct lk_blas_counts *out);
 
+/* on: until it is switched off again every product is measured before it is made, as lk_gemm_tune() does, also those inside
+ * of the blocks below. For one step on data that is thrown away: it waits, and what is added up is added many times. */
+void lk_blas_tune(struct lk_blas *blas, int on);
+
 /* What made the last function of this header fail in this thread; an empty string before one has. */
 const char *lk_blas_error(void);
 

@@ -241,6 +241,23 @@ static void a_shape_is_planned_once(const struct compute_target *t, struct lk_bl
     drop_case(t, &c);
 }
 
+static void tuning_while_products_are_made_keeps_them_right(const struct compute_target *t,
+                                                            struct lk_blas *blas)
+{
+    uint64_t state = 91;
+    struct gemm_case c = make_case(t, blas, &shapes[4], 2, &state);
+    struct lk_blas_counts before, after;
+
+    t->lib.lk_blas_tune(blas, 1);
+    check_case(t, blas, &c);
+    t->lib.lk_blas_tune(blas, 0);
+    t->lib.lk_blas_counts(blas, &before);
+    check_case(t, blas, &c);
+    t->lib.lk_blas_counts(blas, &after);
+    CHECK(after.plans == before.plans);
+    drop_case(t, &c);
+}
+
 /* More shapes than plans are kept; those from the beginning are asked for once more. */
 static void more_shapes_than_plans_are_served(const struct compute_target *t, struct lk_blas *blas)
 {
@@ -273,7 +290,8 @@ void check_gemm(const struct compute_target *t)
     CHECK(t->lib.lk_blas_open(NULL, 0, NULL) == -EINVAL);
     t->lib.lk_blas_close(NULL);
     a_library_that_is_missing_is_named(t);
-    for (uint32_t flags = 0; flags <= LK_BLAS_GENERAL; flags++) {
+    /* under a checker only kernels of our own */
+    for (uint32_t flags = t->small ? LK_BLAS_GENERAL : 0; flags <= LK_BLAS_GENERAL; flags++) {
         blas = open_blas(t, flags);
         CHECK(flags == 0 || t->lib.lk_gemm_workspace_bytes(blas) == 0);
         products_are_right(t, blas);
@@ -282,6 +300,7 @@ void check_gemm(const struct compute_target *t)
         what_is_not_finite_spreads_along_its_row(t, blas);
         wrong_arguments_are_named(t, blas);
         a_shape_is_planned_once(t, blas);
+        tuning_while_products_are_made_keeps_them_right(t, blas);
         if (!t->small)
             more_shapes_than_plans_are_served(t, blas);
         t->lib.lk_blas_close(blas);
