@@ -52,6 +52,19 @@ sanitize() {
 export -f build_it sanitize
 export root build
 
+# cuBLASLt as the loader finds it, else the toolkit's or the one of torch's wheels.
+find_cublas() {
+    python3 - <<'PY'
+import glob, os, sys
+for pattern in ["/usr/local/cuda/lib64"] + [os.path.join(path, "nvidia/*/lib") for path in sys.path if path]:
+    for folder in glob.glob(pattern):
+        if glob.glob(folder + "/libcublasLt.so.*"):
+            print(folder)
+            sys.exit()
+PY
+}
+compute_paths=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$(find_cublas) # not for torch, which has its own
+
 cuda=$build/kernels/libloongkernels.so
 host=$build/kernels/libloongkernels-host.so
 gpu_test=$build/tests/kernels/test_kernels_gpu
@@ -59,8 +72,9 @@ compute_test=$build/tests/kernels/test_compute_gpu
 if row build 120 build.log bash -c build_it; then
     row "host kernels" 60 host.log "$build/tests/kernels/test_kernels_host" "$host"
     row "CUDA kernels" 60 gpu.log "$gpu_test" "$cuda" "$host"
-    row "CUDA compute kernels" 120 compute.log "$compute_test" "$cuda" "$host"
+    row "CUDA compute kernels" 180 compute.log env LD_LIBRARY_PATH="$compute_paths" "$compute_test" "$cuda" "$host"
     row "AdamW beside torch's" 60 adamw_torch.log python3 "$root/kernels/examples/adamw_torch.py" "$cuda"
+    row "blocks beside torch's" 90 blocks_torch.log python3 "$root/kernels/examples/blocks_torch.py" "$cuda"
     row "bench" 60 bench.log "$build/perf/kernels/loongcomm-bench-kernels"
     sed '/^{/d' "$logs/bench.log"
     grep '^{' "$logs/bench.log" >"$logs/bench.jsonl"
