@@ -1,0 +1,224 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""blocks_torch.py LIBRARY [--compile MODE] [--shapes N,...] [--seconds N] [--samples N] [--untuned]
+
+The perceptron and the projection of loongblocks.h beside torch, eager and compiled, on a GPU: bf16, four shapes each.
+Each way is captured as a graph (so the times are the device's), the graphs are replayed in turn, medians count. Backward is
+forward and backward together less forward. Beside them the matrix products alone, by torch. Memory: what forward leaves for
+backward beside input, weights and result.
+
+MODE: max-autotune-no-cudagraphs (several minutes to compile), default (about a minute), none. Shapes are numbers from 0. No
+shape is begun after --seconds. Prints a table, then one JSON line per row. Ends with 1 if a result is wrong, 77 without a
+GPU.
+"""
+import argparse
+import json
+import pathlib
+import statistics
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "kernels/examples"))
+import blocks_torch as blocks_module  # noqa: E402
+import torch  # noqa: E402
+
+# hidden, ffn, columns of the projection, tokens
+SHAPES = [(2048, 5632, 3072, 512), (2048, 5632, 3072, 8192), (4096, 14336, 6144, 512), (4096, 14336, 6144, 8192)]
+SAMPLE_MS = 10
+
+
+def capture(function):
+    """The function as a graph; it has run before, on another stream, as torch wants it."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            function()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        function()
+    return graph
+
+
+def once(graph, times):
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for _ in range(times):
+        graph.replay()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / times * 1000
+
+
+def measure(graphs, samples):
+    """Microseconds: the median of each, and the tenth and ninetieth percentile."""
+    times = {name: max(1, int(SAMPLE_MS * 1000 / max(once(graph, 3), 1))) for name, graph in graphs.items()}
+    found = {name: [] for name in graphs}
+    for _ in range(samples):
+        for name, graph in graphs.items():
+            found[name].append(once(graph, times[name]))
+    out = {}
+    for name, values in found.items():
+        deciles = statistics.quantiles(values, n=10)
+        out[name] = (statistics.median(values), deciles[0], deciles[-1])
+    return out
+
+
+def kept(forward):
+    """Bytes that forward leaves beside its result."""
+    forward()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    result = forward()
+    out = result[0] if isinstance(result, tuple) else result
+    bytes_kept = torch.cuda.memory_allocated() - before - out.numel() * out.element_size()
+    del result, out
+    return bytes_kept
+
+
+class Way:
+    """forward() gives the result and what backward wants; backward(that) gives the gradients."""
+
+    def __init__(self, forward, backward):
+        self.forward = forward
+        self.backward = backward
+
+    def both(self):
+        result = self.forward()
+        return result, self.backward(result)
+
+
+def by_torch(function, inputs, dout):
+    return Way(lambda: function(*inputs), lambda out: torch.autograd.grad(out, inputs, dout))
+
+
+def mlp_ways(blocks, shape, compiled):
+    hidden, ffn, _, tokens = shape
+    make = blocks_module.make
+    x, gate_up = make("cuda", tokens, hidden), make("cuda", 2 * ffn, hidden, size=hidden ** -0.5)
+    down, gamma = make("cuda", hidden, ffn, size=ffn ** -0.5), make("cuda", hidden)
+    dout = torch.randn(tokens, hidden, device="cuda", dtype=torch.bfloat16)
+    weights = [x, gate_up, down, gamma]
+    raw = [t.detach() for t in weights]
+    folded = (raw[1].float() * raw[3].float()).to(torch.bfloat16)
+
+    def ours(first, *rest):
+        return Way(lambda: blocks.mlp_forward(raw[0], first, raw[2], *rest, add=raw[0]),
+                   lambda result: blocks.mlp_backward(dout, result[1], raw[0], first, raw[2], *rest, dx_add=dout))
+
+    ways = {"folded": ours(folded), "weighted": ours(raw[1], raw[3]),
+            "eager": by_torch(blocks_module.torch_mlp, weights, dout)}
+    if compiled:
+        ways["compiled"] = by_torch(torch.compile(blocks_module.torch_mlp, mode=compiled), weights, dout)
+    h, z = torch.randn(tokens, ffn, device="cuda", dtype=torch.bfloat16), torch.randn(
+        tokens, 2 * ffn, device="cuda", dtype=torch.bfloat16)
+    products = Way(lambda: (raw[0] @ raw[1].t(), h @ raw[2].t()),
+                   lambda _: (dout @ raw[2], dout.t() @ h, z.t() @ raw[0], z @ raw[1]))
+    return ways, products, 6 * tokens * hidden * ffn
+
+
+def projection_ways(blocks, shape, compiled):
+    hidden, _, columns, tokens = shape
+    make, norm = blocks_module.make, blocks_module.LAYER_NORM
+    inputs = [make("cuda", tokens, hidden), make("cuda", columns, hidden, size=hidden ** -0.5), make("cuda", hidden),
+              make("cuda", hidden), make("cuda", columns)]
+    x, weight, gamma, beta, bias = raw = [t.detach() for t in inputs]
+    dout = torch.randn(tokens, columns, device="cuda", dtype=torch.bfloat16)
+
+    def function(*a):
+        return blocks_module.torch_projection(a[0], a[1], norm, *a[2:])
+
+    def ours(chunk_rows):
+        return Way(lambda: blocks.projection_forward(x, weight, norm, gamma, beta, bias, chunk_rows=chunk_rows),
+                   lambda result: blocks.projection_backward(dout, result[1], x, weight, norm, gamma, beta, bias))
+
+    ways = {"whole": ours(0), "eager": by_torch(function, inputs, dout)}
+    if tokens > 2048:
+        ways["chunks"] = ours(2048)
+    if compiled:
+        ways["compiled"] = by_torch(torch.compile(function, mode=compiled), inputs, dout)
+    products = Way(lambda: torch.addmm(bias, x, weight.t()), lambda _: (dout @ weight, dout.t() @ x))
+    return ways, products, 2 * tokens * hidden * columns
+
+
+def check(ways):
+    """Results of all ways are near to each other; folded weights differ in what their gradients mean."""
+    def flat(way):
+        out, gradients = way.both()
+        return [out[0] if isinstance(out, tuple) else out, gradients[0]]
+
+    want = flat(ways["eager"])
+    worst = max(blocks_module.error(got, w) for way in ways.values() for got, w in zip(flat(way), want))
+    return worst
+
+
+def run(name, make_ways, blocks, number, args):
+    shape = SHAPES[number]
+    begun = time.monotonic()
+    ways, products, flops = make_ways(blocks, shape, None if args.compile == "none" else args.compile)
+    worst = check(ways)
+    if not args.untuned:
+        blocks.tune(1)
+        for way in ways.values():
+            way.both()
+        blocks.tune(0)
+    memory = {key: kept(way.forward) for key, way in ways.items()}
+    ways["products"] = products
+    rows = []
+    timed = {}
+    for direction in ("forward", "both"):
+        graphs = {key: capture(getattr(way, direction)) for key, way in ways.items()}
+        timed[direction] = measure(graphs, args.samples)
+        del graphs
+    print(f"\n{name}: hidden {shape[0]}, ffn {shape[1]}, columns {shape[2]}, {shape[3]} tokens; largest difference "
+          f"from eager {worst:.1e}; {time.monotonic() - begun:.0f} s")
+    print(f"{'':10} {'forward':>9} {'10%..90%':>17} {'backward':>9} {'TFLOP/s':>8} {'no product':>17} {'kept':>9}")
+    floor = (timed["forward"]["products"][0], timed["both"]["products"][0])
+    for key in ways:
+        forward, low, high = timed["forward"][key]
+        both = timed["both"][key][0]
+        rest = (forward - floor[0], both - forward - (floor[1] - floor[0]))
+        print(f"{key:10} {forward:7.1f}us {low:7.1f} .. {high:6.1f} {both - forward:7.1f}us {3 * flops / both / 1e6:8.1f} "
+              f"{rest[0]:7.1f} {rest[1]:7.1f}us {memory.get(key, 0) / 2**20:6.1f}MB", flush=True)
+        rows.append({"block": name, "way": key, "hidden": shape[0], "ffn": shape[1], "columns": shape[2],
+                     "tokens": shape[3], "forward_us": forward, "forward_p10_us": low, "forward_p90_us": high,
+                     "backward_us": both - forward, "rest_forward_us": rest[0], "rest_backward_us": rest[1],
+                     "kept_bytes": memory.get(key), "difference": worst})
+    return rows, worst < 0.02
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("library")
+    parser.add_argument("--compile", default="default")
+    parser.add_argument("--shapes", default="0,1,2,3")
+    parser.add_argument("--seconds", type=float, default=500)
+    parser.add_argument("--samples", type=int, default=20)
+    parser.add_argument("--untuned", action="store_true")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("skipped: no GPU")
+        return 77
+    begun = time.monotonic()
+    blocks = blocks_module.Blocks(args.library)
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, compiled: {args.compile}")
+    rows, good = [], True
+    for number in (int(n) for n in args.shapes.split(",")):
+        for name, make_ways in (("mlp", mlp_ways), ("projection", projection_ways)):
+            if time.monotonic() - begun > args.seconds:
+                print(f"left out: {name}, shape {number}")
+                continue
+            found, right = run(name, make_ways, blocks, number, args)
+            rows += found
+            good &= right
+            torch.cuda.empty_cache()
+    counts = blocks.counts()
+    print(f"{counts.vendor} products by cuBLASLt, {counts.general} by the general kernel, {counts.plans} plans")
+    for row in rows:
+        print(json.dumps(row))
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
