@@ -14,8 +14,8 @@ struct views {
     int count;
 };
 
-/* The same GPU or port in the other topology; -1. */
-static int twin(const struct lc_topo *of, int index, const struct lc_topo *in)
+/* The first GPU or port of the same name; -1. */
+static int first_named(const struct lc_topo *of, int index, const struct lc_topo *in)
 {
     const struct lc_topo_node *node = &of->nodes[index];
 
@@ -27,6 +27,12 @@ static int twin(const struct lc_topo *of, int index, const struct lc_topo *in)
             return i;
     }
     return -1;
+}
+
+/* The same GPU or port in the other topology; -1 also behind another one of its name. */
+static int twin(const struct lc_topo *of, int index, const struct lc_topo *in)
+{
+    return first_named(of, index, of) == index ? first_named(of, index, in) : -1;
 }
 
 static int numa_of(const struct lc_topo *topo, int index)

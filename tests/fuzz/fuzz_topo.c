@@ -48,6 +48,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         (void)lc_topo_print_text(topo, out);
         if (lc_topo_print_json(topo, out) != 0)
             abort();
+        if (lc_topo_count(topo) < 200) {
+            (void)lc_topo_print_json_paths(topo, NULL, out);
+            (void)lc_topo_print_paths(topo, NULL, out);
+            if (lc_topo_misplaced(topo, topo, error, sizeof(error)) > 0)
+                abort();
+        }
         (void)lc_topo_print_svg(topo, out);
         (void)fclose(out);
     }
