@@ -48,6 +48,15 @@ int loongcommSetMask(struct ncclComm *comm, const uint32_t *bits, size_t rows, s
 const uint32_t *loongcomm_tuner_begin_v1(uint64_t hash);
 void loongcomm_tuner_end_v1(const uint32_t *agreed);
 
+/* For plugins: adds `value` to a counter that the process's report shows for a device and a peer; names that begin with
+ * bytes_ are shown as sizes. The texts are copied, long ones cut. Any thread; never blocks for long. */
+void loongcomm_metrics_add_v1(const char *source, const char *device, const char *peer,
+                              const char *name, uint64_t value);
+
+/* `flush` is called before a report is made, to add what has not been yet, until this is called again with wanted == 0:
+ * after that it does not run any more. It must not call this function. */
+void loongcomm_metrics_flush_v1(void (*flush)(void), int wanted);
+
 #ifdef __cplusplus
 }
 #endif

@@ -3,6 +3,7 @@
 
 #include "interpose/comm.h"
 #include "interpose/control/control.h"
+#include "interpose/metrics.h"
 #include "interpose/report.h"
 #include "interpose/watch.h"
 
@@ -34,6 +35,7 @@ static void in_child(void)
     lc_thread = (struct lc_thread){ 0 }; /* a child has no group open in NCCL that it could end */
     self = getpid();
     lc_comm_after_fork();
+    lc_metrics_after_fork();
 }
 
 static void begin(void)

@@ -65,6 +65,7 @@ int lc_report_take(struct lc_report *out)
     qsort(report.comm, report.count, sizeof(*report.comm), by_number);
     for (int i = 0; i < LC_BUCKETS; i++)
         report.groups.sizes[i] = __atomic_load_n(&lc_groups.sizes[i], __ATOMIC_RELAXED);
+    report.metrics = lc_metrics_take(&report.n_metrics);
     *out = report;
     return 0;
 }
@@ -72,7 +73,9 @@ int lc_report_take(struct lc_report *out)
 void lc_report_free(struct lc_report *report)
 {
     free(report->comm);
+    free(report->metrics);
     report->comm = NULL;
+    report->metrics = NULL;
 }
 
 /* The folder is the user's choice and may be a link; what we make in it is new and ours alone. */
@@ -154,7 +157,7 @@ void lc_report_write(void)
 
     if (lc_report_take(&report) != 0)
         return;
-    if (report.count || report.other_count)
+    if (report.count || report.other_count || report.n_metrics)
         deliver(&report, lc_process_config());
     lc_report_free(&report);
 }

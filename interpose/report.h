@@ -4,12 +4,13 @@
  *
  * With a folder every process writes one file. Without one, the report goes to standard error: the table (or
  * the JSON document) from the process that holds rank 0 of its largest communicator; of the others, in jobs of
- * at most LC_REPORT_LINES ranks, one line each as text and nothing as JSON. A process without communicators
- * says nothing. */
+ * at most LC_REPORT_LINES ranks, one line each as text and nothing as JSON. A process without communicators, and
+ * whose plugins have nothing to tell, says nothing. */
 #ifndef LC_INTERPOSE_REPORT_H
 #define LC_INTERPOSE_REPORT_H
 
 #include "interpose/comm.h"
+#include "interpose/metrics.h"
 
 #include <stdio.h>
 
@@ -41,6 +42,8 @@ struct lc_report {
     uint64_t other_count;        /* communicators beyond those */
     struct lc_ledger others;
     struct lc_groups groups;
+    size_t n_metrics;
+    struct lc_metric *metrics; /* of plugins */
 };
 
 /* Of this process. -ENOMEM leaves nothing to free. */

@@ -6,6 +6,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#define METRIC_LINES  32
 #define PADDING_LIVE  75 /* percent */
 #define PADDING_BYTES (UINT64_C(1) << 20)
 #define SMALL_BUCKET  16 /* values below 2^16: 64 KiB */
@@ -203,6 +204,29 @@ static void print_groups(const struct lc_report *report, FILE *out)
                 groups, larger);
 }
 
+/* "network eth0 to 10.0.0.2 (tcp): bytes_sent 1.5 GiB, messages_sent 2000". */
+static void print_metrics(const struct lc_report *report, FILE *out)
+{
+    char text[16];
+
+    for (size_t i = 0; i < report->n_metrics && i < METRIC_LINES; i++) {
+        const struct lc_metric *m = &report->metrics[i];
+
+        fprintf(out, "  network %s, %s (%s):", m->device, m->peer, m->source);
+        for (int j = 0; j < m->n; j++) {
+            fprintf(out, "%s %s ", j ? "," : "", m->counter[j].name);
+            if (strncmp(m->counter[j].name, "bytes_", 6) == 0)
+                fputs(human(m->counter[j].value, text), out);
+            else
+                fprintf(out, "%" PRIu64, m->counter[j].value);
+        }
+        fputc('\n', out);
+    }
+    if (report->n_metrics > METRIC_LINES)
+        fprintf(out, "  network: %zu more devices and peers (LOONGCOMM_REPORT=json has all)\n",
+                report->n_metrics - METRIC_LINES);
+}
+
 void lc_report_print(const struct lc_report *report, FILE *out)
 {
     char version[32];
@@ -221,6 +245,7 @@ void lc_report_print(const struct lc_report *report, FILE *out)
         print_ledger(&report->others, out);
     }
     print_groups(report, out);
+    print_metrics(report, out);
     print_hints(report, out);
 }
 
@@ -392,6 +417,34 @@ static void json_comm(struct lc_json *json, const struct lc_report_comm *comm)
     lc_json_end(json);
 }
 
+static void json_metrics(struct lc_json *json, const struct lc_report *report)
+{
+    if (!report->n_metrics)
+        return;
+    lc_json_key(json, "network");
+    lc_json_array(json);
+    for (size_t i = 0; i < report->n_metrics; i++) {
+        const struct lc_metric *m = &report->metrics[i];
+
+        lc_json_object(json);
+        lc_json_key(json, "source");
+        lc_json_string(json, m->source);
+        lc_json_key(json, "device");
+        lc_json_string(json, m->device);
+        lc_json_key(json, "peer");
+        lc_json_string(json, m->peer);
+        lc_json_key(json, "counters");
+        lc_json_object(json);
+        for (int j = 0; j < m->n; j++) {
+            lc_json_key(json, m->counter[j].name);
+            lc_json_uint(json, m->counter[j].value);
+        }
+        lc_json_end(json);
+        lc_json_end(json);
+    }
+    lc_json_end(json);
+}
+
 int lc_report_print_json(const struct lc_report *report, FILE *out)
 {
     struct lc_json json;
@@ -434,6 +487,7 @@ int lc_report_print_json(const struct lc_report *report, FILE *out)
     json_ledger(&json, &report->others);
     lc_json_end(&json);
     json_buckets(&json, "groups", report->groups.sizes);
+    json_metrics(&json, report);
     lc_json_end(&json);
     return lc_json_finish(&json);
 }

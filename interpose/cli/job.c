@@ -27,6 +27,8 @@ struct reader {
     char verdict[512];
     struct lc_job_comm comm; /* its ledger, and facts */
     struct lc_job_member member;
+    bool in_metric;
+    struct lc_job_metric metric; /* complete when the next begins, or the text ends */
 };
 
 void lc_job_defuse(char *text)
@@ -172,6 +174,58 @@ static void put_hang(struct lc_job *job, struct lc_job_comm *comm, const struct 
         comm->hangs[i].since = reader->time;
 }
 
+static struct lc_job_metric *get_metric(struct lc_job *job, const struct lc_job_metric *like)
+{
+    struct lc_job_metric *m;
+
+    for (size_t i = 0; i < job->n_metrics; i++) {
+        m = job->metrics[i];
+        if (strcmp(m->host, like->host) == 0 && strcmp(m->source, like->source) == 0 &&
+            strcmp(m->device, like->device) == 0 && strcmp(m->peer, like->peer) == 0)
+            return m;
+    }
+    job->full |= job->n_metrics == LC_JOB_METRICS;
+    m = job->n_metrics < LC_JOB_METRICS ? calloc(1, sizeof(*m)) : NULL;
+    if (!m)
+        return NULL;
+    memcpy(m->host, like->host, sizeof(m->host));
+    memcpy(m->source, like->source, sizeof(m->source));
+    memcpy(m->device, like->device, sizeof(m->device));
+    memcpy(m->peer, like->peer, sizeof(m->peer));
+    job->metrics[job->n_metrics++] = m;
+    return m;
+}
+
+static void put_counter(struct lc_job_metric *m, const char *name, uint64_t value)
+{
+    size_t i = 0;
+
+    while (i < m->n && strcmp(m->counter[i].name, name) != 0)
+        i++;
+    if (i == LC_JOB_COUNTERS)
+        return;
+    if (i == m->n)
+        copy_text(m->counter[m->n++].name, sizeof(m->counter[i].name), name);
+    m->counter[i].value += value; /* hostile numbers may wrap: unsigned, so harmless */
+}
+
+static void finish_metric(struct reader *reader)
+{
+    struct lc_job_metric *m;
+
+    if (!reader->in_metric || reader->dry || reader->err)
+        return;
+    reader->in_metric = false;
+    COPY(reader->metric.host, reader->host);
+    m = get_metric(reader->job, &reader->metric);
+    if (!m) {
+        reader->err = reader->job->full ? 0 : -ENOMEM;
+        return;
+    }
+    for (size_t i = 0; i < reader->metric.n; i++)
+        put_counter(m, reader->metric.counter[i].name, reader->metric.counter[i].value);
+}
+
 /* The communicator that was read goes into the job. */
 static void finish_comm(struct reader *reader)
 {
@@ -281,6 +335,26 @@ static void take_comm(struct reader *reader, const char *key, const char *value)
         reader->member.messages = number(reader, value);
 }
 
+static void take_metric(struct reader *reader, const char *key, const char *value)
+{
+    struct lc_job_metric *m = &reader->metric;
+    char name[sizeof(m->counter[0].name)];
+
+    if (strcmp(key, "source") == 0) {
+        finish_metric(reader);
+        memset(m, 0, sizeof(*m));
+        reader->in_metric = true;
+        COPY(m->source, value);
+    } else if (strcmp(key, "device") == 0) {
+        COPY(m->device, value);
+    } else if (strcmp(key, "peer") == 0) {
+        COPY(m->peer, value);
+    } else if (strncmp(key, "counters.", 9) == 0) {
+        COPY(name, key + 9);
+        put_counter(m, name, number(reader, value));
+    }
+}
+
 static void take_process(struct reader *reader, const char *path, const char *value)
 {
     if (strcmp(path, "pid") == 0)
@@ -311,6 +385,8 @@ static void visit(const char *path, const char *value, void *arg)
         take_comm(reader, path + 14, value);
     else if (reader->open && reader->kind == HANG_REPORT && strncmp(path, "communicator.", 13) == 0)
         take_comm(reader, path + 13, value);
+    else if (reader->kind == EXIT_REPORT && strncmp(path, "network.", 8) == 0)
+        take_metric(reader, path + 8, value);
     else
         take_process(reader, path, value);
 }
@@ -328,6 +404,7 @@ static int walk(struct lc_job *job, const char *text, bool dry, enum kind *kind)
     err = lc_cli_json_walk(text, visit, reader);
     if (!err) {
         finish_comm(reader);
+        finish_metric(reader);
         err = reader->kind == UNKNOWN ? -EINVAL : reader->err;
     }
     *kind = reader->kind;
@@ -422,4 +499,6 @@ void lc_job_free(struct lc_job *job)
         free(job->comms[i]->members);
         free(job->comms[i]);
     }
+    for (size_t i = 0; i < job->n_metrics; i++)
+        free(job->metrics[i]);
 }

@@ -9,12 +9,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define LC_JOB_COMMS   4096
-#define LC_JOB_LEDGER  64 /* lines of one communicator */
-#define LC_JOB_RECENT  16
-#define LC_JOB_HANGS   8 /* different verdicts of one communicator that are kept */
-#define LC_JOB_MEMBERS 65536
-#define LC_JOB_WORD    24
+#define LC_JOB_COMMS    4096
+#define LC_JOB_LEDGER   64 /* lines of one communicator */
+#define LC_JOB_RECENT   16
+#define LC_JOB_HANGS    8 /* different verdicts of one communicator that are kept */
+#define LC_JOB_MEMBERS  65536
+#define LC_JOB_METRICS  4096
+#define LC_JOB_COUNTERS 16
+#define LC_JOB_WORD     24
 
 struct lc_job_note {
     uint64_t seq, count;
@@ -61,10 +63,22 @@ struct lc_job_comm {
     const struct lc_job_note *note_a, *note_b; /* and what they called */
 };
 
+/* What a host has sent to and got from a peer through a device, of all its processes. */
+struct lc_job_metric {
+    char host[65], source[16], device[32], peer[64];
+    size_t n;
+    struct {
+        char name[32];
+        uint64_t value;
+    } counter[LC_JOB_COUNTERS];
+};
+
 struct lc_job {
     size_t exits, hangs;
     size_t n_comms;
     struct lc_job_comm *comms[LC_JOB_COMMS];
+    size_t n_metrics;
+    struct lc_job_metric *metrics[LC_JOB_METRICS];
     bool full; /* something did not fit: said once */
 };
 

@@ -156,6 +156,27 @@ static void print_comm(const struct lc_job_comm *comm)
     }
 }
 
+static void print_metrics(const struct lc_job *job)
+{
+    char text[16];
+
+    for (size_t i = 0; i < job->n_metrics && i < 4 * NAMED; i++) {
+        const struct lc_job_metric *m = job->metrics[i];
+
+        (void)printf("network %s of %s, %s (%s):", m->device, m->host, m->peer, m->source);
+        for (size_t j = 0; j < m->n; j++) {
+            (void)printf("%s %s ", j ? "," : "", m->counter[j].name);
+            if (strncmp(m->counter[j].name, "bytes_", 6) == 0)
+                (void)printf("%s", human(m->counter[j].value, text));
+            else
+                (void)printf("%" PRIu64, m->counter[j].value);
+        }
+        (void)printf("\n");
+    }
+    if (job->n_metrics > 4 * NAMED)
+        (void)printf("network: %zu more (--json has all)\n", job->n_metrics - 4 * NAMED);
+}
+
 void lc_job_print(const struct lc_job *job)
 {
     (void)printf("%zu exit report%s, %zu hang report%s, %zu communicator%s\n", job->exits,
@@ -163,6 +184,7 @@ void lc_job_print(const struct lc_job *job)
                  job->n_comms == 1 ? "" : "s");
     for (size_t i = 0; i < job->n_comms; i++)
         print_comm(job->comms[i]);
+    print_metrics(job);
     if (job->full)
         (void)printf("there was more than fits: something was left out\n");
 }
@@ -266,6 +288,28 @@ static void json_ledger(struct lc_json *json, const struct lc_job_comm *comm)
     lc_json_end(json);
 }
 
+static void json_metrics(struct lc_json *json, const struct lc_job *job)
+{
+    lc_json_key(json, "network");
+    lc_json_array(json);
+    for (size_t i = 0; i < job->n_metrics; i++) {
+        const struct lc_job_metric *m = job->metrics[i];
+
+        lc_json_object(json);
+        json_text(json, "host", m->host);
+        json_text(json, "source", m->source);
+        json_text(json, "device", m->device);
+        json_text(json, "peer", m->peer);
+        lc_json_key(json, "counters");
+        lc_json_object(json);
+        for (size_t j = 0; j < m->n; j++)
+            json_number(json, m->counter[j].name, m->counter[j].value);
+        lc_json_end(json);
+        lc_json_end(json);
+    }
+    lc_json_end(json);
+}
+
 int lc_job_print_json(const struct lc_job *job, size_t bad)
 {
     struct lc_json json;
@@ -295,6 +339,7 @@ int lc_job_print_json(const struct lc_job *job, size_t bad)
         lc_json_end(&json);
     }
     lc_json_end(&json);
+    json_metrics(&json, job);
     lc_json_end(&json);
     return lc_json_finish(&json);
 }

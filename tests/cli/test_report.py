@@ -62,6 +62,24 @@ class Report(CliTest):
                           for line in comm["ledger"]], [("nccl", 6, 768, 768), ("cast", 3, 300, 150)])
         self.assertEqual((comm["behind"], comm["differs"], len(comm["members"])), (0, None, 3))
 
+    def test_network_counters_are_summed_by_host_device_and_peer(self):
+        for rank in range(3):
+            report = exit_report(rank, [note(1)])
+            report["network"] = [{"source": "tcp", "device": "eth%d" % (rank // 2), "peer": "10.0.0.2\x1b[2J",
+                                  "counters": {"bytes_sent": 1 << 20, "rails_lost": rank}},
+                                 {"source": "tcp", "device": "eth9", "peer": "10.0.0.3", "counters": {"waits": 1}}]
+            self.put("n-%d" % rank, report)
+        result = self.report()
+        self.assertEqual((result.returncode, result.stderr), (0, ""), result)
+        self.assertIn("network eth0 of node, 10.0.0.2?[2J (tcp): bytes_sent 2.0 MiB, rails_lost 1\n", result.stdout)
+        network = self.document(self.report("--json"))["network"]
+        self.assertEqual(sorted((m["host"], m["device"], m["peer"], str(m["counters"])) for m in network),
+                         [("node", "eth0", "10.0.0.2?[2J", str({"bytes_sent": 2 << 20, "rails_lost": 1})),
+                          ("node", "eth1", "10.0.0.2?[2J", str({"bytes_sent": 1 << 20, "rails_lost": 2})),
+                          ("node", "eth9", "10.0.0.3", str({"waits": 3}))])
+        self.put("bad", {**exit_report(0, [note(1)]), "network": [{"source": "x", "counters": {"waits": "many"}}]})
+        self.assertEqual(self.report().returncode, 1)
+
     def test_who_lags_is_named(self):
         for rank, last in enumerate((5, 5, 4)):
             self.put("n-%d" % rank, exit_report(rank, [note(n) for n in range(1, last + 1)]))

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Prints a report with every feature, as text, line or JSON; interpose.py compares. */
+#include "interpose/loongcomm.h"
 #include "interpose/report.h"
 #include "tests/check.h"
 
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static struct lc_report_comm comms[] = {
@@ -29,6 +32,42 @@ static struct lc_report_comm comms[] = {
     { .number = 5, .facts = { .ranks = 2, .device = 2, .parent = -1, .origin = LC_COMM_ADOPTED }},
 };
 
+/* What a plugin adds only when it is asked. */
+static void add_more(void)
+{
+    loongcomm_metrics_add_v1("tcp", "eth0", "10.0.0.2", "bytes_sent", 1 << 29);
+}
+
+static void more_metrics_than_fit_are_added_up(void)
+{
+    struct lc_metric *all;
+    uint64_t sum = 0;
+    size_t n;
+
+    for (unsigned i = 0; i < 2 * LC_METRIC_LINKS; i++) {
+        char peer[100];
+
+        /* Longer than what is kept. */
+        (void)snprintf(peer, sizeof(peer), "%04u%080u", i, 0);
+        loongcomm_metrics_add_v1("many", "eth0", peer, "bytes_sent", 1);
+        loongcomm_metrics_add_v1("many", "eth0", peer, "bytes_sent", 1);
+    }
+    for (unsigned i = 0; i < 2 * LC_METRIC_COUNTERS; i++) {
+        char name[100];
+
+        (void)snprintf(name, sizeof(name), "%02u%080u", i, 0);
+        loongcomm_metrics_add_v1("tcp", "eth0", "10.0.0.2", name, 1);
+    }
+    all = lc_metrics_take(&n);
+    CHECK(all && n == LC_METRIC_LINKS);
+    CHECK(strcmp(all[n - 1].peer, "other peers") == 0);
+    for (size_t i = 2; i < n; i++)
+        sum += all[i].counter[0].value;
+    CHECK(sum == 4 * LC_METRIC_LINKS && all[0].n == LC_METRIC_COUNTERS);
+    CHECK(all[0].counter[0].value == (3u << 29)); /* add_more was taken back */
+    free(all);
+}
+
 int main(int argc, char **argv)
 {
     struct lc_report report = { .version = "9.8.7",
@@ -43,6 +82,13 @@ int main(int argc, char **argv)
                                 .other_count = 7 };
 
     CHECK(argc == 2);
+    setenv("LOONGCOMM_REPORT", "off", 1);
+    loongcomm_metrics_flush_v1(add_more, 1);
+    loongcomm_metrics_add_v1("tcp", "eth0", "10.0.0.2", "bytes_sent", 1 << 30);
+    loongcomm_metrics_add_v1("tcp", "eth0", "10.0.0.2", "messages_sent", 2000);
+    loongcomm_metrics_add_v1("verbs", "mlx5_0:1", "10.0.0.2", "bytes_sent", 77);
+    report.metrics = lc_metrics_take(&report.n_metrics);
+    loongcomm_metrics_flush_v1(add_more, 0);
     lc_ledger_add(&comms[0].ledger, LC_OP_ALL_REDUCE, LC_NCCL_NO_FASTER_PATH, 1 << 30, 1 << 29);
     lc_ledger_add(&comms[0].ledger, LC_OP_ALL_TO_ALL, LC_NCCL_NO_FASTER_PATH, 1536, 1536);
     for (int i = 0; i < 2; i++)
@@ -76,5 +122,7 @@ int main(int argc, char **argv)
         CHECK(lc_report_print_json(&report, stdout) == 0);
     else
         lc_report_print(&report, stdout);
+    free(report.metrics);
+    more_metrics_than_fit_are_added_up();
     return 0;
 }
