@@ -230,6 +230,36 @@ static void be_receiver(int fd)
     exit(0);
 }
 
+/* ---- the report's side: what libloongcomm.so would export ---- */
+
+void loongcomm_metrics_add_v1(const char *source, const char *device, const char *peer,
+                              const char *name, uint64_t value);
+void loongcomm_metrics_flush_v1(void (*flush)(void), int wanted);
+
+static struct {
+    uint64_t bytes, messages, rails_lost, sent_again;
+} told[RAILS];
+static void (*flush_now)(void);
+
+/* Of the sender; all with a lock of the connection held, and there is one connection. */
+void loongcomm_metrics_add_v1(const char *source, const char *device, const char *peer,
+                              const char *name, uint64_t value)
+{
+    int rail = device[1] - '0';
+
+    CHECK(strcmp(source, "tcp") == 0 && strchr(peer, v6 ? ':' : '.'));
+    CHECK(device[0] == 'r' && rail >= 0 && rail < RAILS);
+    told[rail].bytes += strcmp(name, "bytes_sent") == 0 ? value : 0;
+    told[rail].messages += strcmp(name, "messages_sent") == 0 ? value : 0;
+    told[rail].rails_lost += strcmp(name, "rails_lost") == 0 ? value : 0;
+    told[rail].sent_again += strcmp(name, "pieces_sent_again") == 0 ? value : 0;
+}
+
+void loongcomm_metrics_flush_v1(void (*flush)(void), int wanted)
+{
+    flush_now = wanted ? flush : NULL;
+}
+
 /* ---- the sender ---- */
 
 static struct conn *conn;
@@ -269,12 +299,22 @@ static void stream_until(bool (*reached)(void))
 
 static uint64_t marks[RAILS];
 
+/* Of pieces; what was sent again counts again. With conn->lock held. */
+static uint64_t sum_bytes(int rail)
+{
+    uint64_t bytes = 0;
+
+    for (int i = 0; i < conn->n_lanes; i++)
+        bytes += conn->lanes[i].rail == rail ? conn->lanes[i].bytes : 0;
+    return bytes;
+}
+
 static uint64_t passed(int rail)
 {
     uint64_t bytes;
 
     pthread_mutex_lock(&conn->lock);
-    bytes = conn->rails[rail].bytes;
+    bytes = sum_bytes(rail);
     pthread_mutex_unlock(&conn->lock);
     return bytes - marks[rail];
 }
@@ -416,6 +456,18 @@ static void a_bad_opinion_does_not_last(void)
     stream_until_share(it_is_fast);
 }
 
+static void the_report_knows_it(const char *what)
+{
+    flush_now();
+    CHECK(told[0].messages == next_message && told[1].messages == 0);
+    for (int i = 0; i < RAILS; i++)
+        CHECK(told[i].bytes == sum_bytes(i) && told[i].bytes > 0);
+    if (strcmp(what, "weights") != 0)
+        CHECK(told[0].rails_lost && told[1].rails_lost && told[0].sent_again);
+    flush_now();
+    CHECK(told[0].messages == next_message); /* once */
+}
+
 static void connect_to(struct lc_net_context *ctx, void *handle)
 {
     struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
@@ -461,12 +513,14 @@ static int run(const char *what, int fd, pid_t pid)
         for (unsigned i = 0; i < rounds; i++)
             a_broken_one_is_left_and_taken_again(rounds == 2 ? (int)i : (int)(random() % RAILS));
     }
+    the_report_knows_it(what);
     CHECK(lc_net_tcp.isend((struct lc_net_comm *)conn, messages[0].data, 0, 0, NULL, &last) == 0);
     while (!done)
         CHECK(lc_net_tcp.test(last, &done, NULL) == 0);
     hear(fd, &word, 1);
     lc_net_tcp.close_send((struct lc_net_comm *)conn);
     lc_net_tcp.fini(ctx);
+    CHECK(told[0].messages == next_message + 1);
     CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0);
     return 0;
 }

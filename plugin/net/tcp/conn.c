@@ -52,6 +52,7 @@ void conn_unref(struct conn *conn)
 {
     if (atomic_fetch_sub(&conn->refs, 1) != 1)
         return;
+    count_conn(conn);
     for (int i = 0; i < conn->n_lanes; i++)
         pthread_mutex_destroy(&conn->lanes[i].io);
     pthread_mutex_destroy(&conn->lock);
@@ -233,6 +234,7 @@ int conn_settle(struct lane *lane, uint64_t count)
 
         if (p->seq >= conn->acked) {
             conn->redo[conn->n_redo++] = *p;
+            conn->counts.resent++;
             atomic_fetch_add_explicit(&engine.resent, 1, memory_order_relaxed);
         }
     }
@@ -409,7 +411,7 @@ static void fill_sender(struct lane *lane)
         lane->sent[lane->count % RING] = p;
         if (conn->n_rails > 1)
             lane->took_at = lc_now_ns();
-        conn->rails[lane->rail].bytes += p.length;
+        lane->bytes += p.length;
         lane->oldest = p.seq < lane->oldest ? p.seq : lane->oldest;
         add_frame(lane, n++, &f, r->data + p.offset, p.length);
         bytes += p.length;
@@ -597,6 +599,7 @@ void conn_end_piece(struct lane *lane)
 
     pthread_mutex_lock(&conn->lock);
     lane->count++;
+    lane->bytes += lane->rx.length;
     if (lane->in_early) {
         end_early(lane);
     } else {
@@ -717,6 +720,7 @@ void conn_close(struct conn *conn)
     pthread_mutex_lock(&conn->lock);
     conn->closing = true;
     pthread_mutex_unlock(&conn->lock);
+    count_conn(conn); /* what NCCL never closes is not freed */
     conn_unref(conn);
     engine_wake();
 }

@@ -120,6 +120,7 @@ int engine_configure(void)
             for (int i = 0; i < engine.n_devices; i++)
                 engine.listeners[i].fd = -1;
             (void)pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+            count_begin();
             engine.configured = true;
         } else {
             lc_tcp_devices_free(engine.devices, engine.n_devices);
@@ -348,6 +349,7 @@ __attribute__((destructor)) static void unload(void)
 {
     if (atomic_load(&engine.dead))
         return;
+    count_end();
     pthread_mutex_lock(&engine.life);
     if (engine.running)
         stop();

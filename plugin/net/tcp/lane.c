@@ -78,6 +78,16 @@ static void mark_down(struct lane *lane)
     }
 }
 
+/* With conn->lock held. */
+static bool has_device(const struct conn *conn, int dev)
+{
+    for (int i = 0; i < conn->n_lanes; i++) {
+        if (conn->lanes[i].up && conn->lanes[i].dev == dev)
+            return true;
+    }
+    return false;
+}
+
 void lane_break(struct lane *lane, const char *cause)
 {
     struct conn *conn = lane->conn;
@@ -85,8 +95,11 @@ void lane_break(struct lane *lane, const char *cause)
 
     pthread_mutex_lock(&conn->lock);
     quiet = conn->closing || conn->peer_gone || conn->error;
-    if (lane->up)
+    if (lane->up) {
         mark_down(lane);
+        lane->lost += !quiet;
+        lane->rail_lost += !quiet && conn->n_up > 0 && !has_device(conn, lane->dev);
+    }
     if (!conn->error)
         (void)snprintf(conn->cause, sizeof(conn->cause), "%s", cause);
     pthread_mutex_unlock(&conn->lock);

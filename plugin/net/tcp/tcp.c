@@ -392,6 +392,7 @@ static struct lc_net_request *post(struct conn *conn, void *data, size_t size, i
     }
     r = &conn->ring[conn->posted % LC_TCP_WINDOW];
     if (*err || r->used || conn->posted - conn->acked >= LC_TCP_WINDOW) {
+        conn->counts.waits += *err == 0;
         r = NULL;
     } else {
         *r = (struct lc_net_request){ .conn = conn,

@@ -114,14 +114,26 @@ struct lane {
     int64_t took_at;    /* sender: when it took its last piece */
     uint64_t gone; /* bytes that the peer's system has confirmed, when that was last seen to grow */
     int64_t moving_at; /* when that was; or that nothing was on its way */
+    uint64_t bytes;    /* of payload, sent or received; what was sent again counts again */
+    uint64_t lost;     /* sockets that broke */
+    uint64_t
+        rail_lost; /* of them those with which the connection lost the device, and had others */
+    uint64_t told_bytes; /* the same, as the report knows it */
+    uint64_t told_lost;
+    uint64_t told_rail_lost;
+};
+
+struct counts {
+    uint64_t messages;
+    uint64_t resent; /* pieces */
+    uint64_t waits;  /* calls of isend and irecv that found no room */
 };
 
 /* A way from an interface of this machine to one of the peer's. Connections of one rail do without all that. */
 struct rail {
     int dev;
     union lc_tcp_address to;
-    bool proven;    /* it has had a socket: what refuses there is the peer's machine */
-    uint64_t bytes; /* of pieces, those that were sent again counted again */
+    bool proven; /* it has had a socket: what refuses there is the peer's machine */
 };
 
 struct conn {
@@ -173,6 +185,8 @@ struct conn {
     int64_t refused_since;
     int64_t next_probe; /* receiver with n_up == 0: not before; INT64_MAX: one is on its way */
     unsigned probes;    /* since it had a socket */
+    struct counts counts;
+    struct counts told_counts; /* as the report knows them */
 
     struct lane lanes[];
 };
@@ -308,6 +322,11 @@ void lane_close(struct lane *lane);
 /* With io held, the lane being down: it goes on with this socket. */
 void lane_attach(struct lane *lane, int fd, uint32_t epoch);
 int lane_parse(struct lane *lane); /* with io held: whatever stands in `in` */
+
+/* count.c */
+void count_begin(void);
+void count_end(void);
+void count_conn(struct conn *conn);
 
 /* rail.c; the last three with conn->lock held */
 void rail_fill_handle(int dev, struct lc_tcp_handle *h); /* with engine.lock held */
