@@ -57,7 +57,7 @@ struct exchange_job {
     uint32_t index; /* of the message's slot */
     uint32_t wrote; /* of the end: the call has been cut short */
 };
-using exchange_pipeline = pipeline_of<exchange_job>;
+using exchange_pipeline = pipeline_of<exchange_job, 16>;
 
 /* Where a unit stands: its next message is the tile `tile` of the message `entry`. Of the lanes of the role's warp that looks;
  * its number goes back to the private state at the end. */
@@ -76,10 +76,10 @@ struct exchange_traffic {
     uint64_t elided;
 };
 
-/* Cursors of a CTA: for each role, channel that it has, and rank. */
+/* Cursors of a CTA: for each role, channel that it has, and peer. */
 LK_INLINE size_t exchange_cursors(const lk_ring_shape *s, uint32_t ctas)
 {
-    return static_cast<size_t>(EXCHANGE_ROLES) * ((s->channels + ctas - 1) / ctas) * s->ranks;
+    return static_cast<size_t>(EXCHANGE_ROLES) * ((s->channels + ctas - 1) / ctas) * (s->ranks - 1);
 }
 
 template <class Args> struct exchange_call {
@@ -430,7 +430,7 @@ template <class Call> struct exchange_send_role {
         uint64_t credit = load_word(c.segment +
                                     lk_credit_offset(&c.shape(), LK_EXCHANGE, peer, channel));
 
-        return at.number + 1 - credit <= c.shape().slots;
+        return at.number + 1 - credit <= lk_leg_slots(&c.shape(), LK_EXCHANGE);
     }
     __device__ __forceinline__ uint64_t slot(const exchange_job &j) const
     {
@@ -469,80 +469,93 @@ template <class Call> struct exchange_take_role {
     }
 };
 
-/* One of them at work. Lane k * ranks + i looks at the k-th next message of the unit with a peer, which i stands for in a
- * visit: peers take turns in being the first. */
+/* One of them at work. A visit looks at a group of units: lane k * group + i at the k-th next message of one of them, which
+ * i stands for in this visit, so that units take turns in being the first. */
 template <class Call, class Role> struct exchange_looking_warp {
+    static constexpr uint32_t depth = exchange_pipeline::depth;
+
     const Call &c;
     Role role;
     exchange_pipeline *p;
-    exchange_cursor *cursors; /* of this role: [channel / ctas][rank] */
+    exchange_cursor *cursors; /* of this role: [unit] */
     uint32_t made;
-    uint32_t which;
+    uint32_t peers;
+    uint32_t slots; /* of a unit */
+    uint32_t units; /* of the CTA: by channel, then peer */
+    uint32_t group; /* units of a visit */
+    uint32_t which; /* of the next messages of a unit, this lane's */
+    uint32_t most;  /* of them */
     uint32_t turn;
 
     __device__ __forceinline__ exchange_looking_warp(const Call &call, exchange_pipeline *pipe,
                                                      exchange_cursor *own)
-        : c(call), role{ call }, p(pipe), cursors(own), made(0),
-          which(call.lane / call.shape().ranks), turn(0)
+        : c(call), role{ call }, p(pipe), cursors(own), made(0), peers(call.shape().ranks - 1),
+          slots(lk_leg_slots(&call.shape(), LK_EXCHANGE)), turn(0)
     {
+        units = (c.shape().channels - c.cta + c.ctas - 1) / c.ctas * peers;
+        group = units < 32 ? units : 32;
+        which = c.lane / group;
+        most = 32 / group;
+        most = most < depth ? most : depth;
+        most = most < slots ? most : slots;
     }
-    __device__ __forceinline__ uint32_t ranks() const
+    __device__ __forceinline__ uint32_t channel_of(uint32_t unit) const
     {
-        return c.shape().ranks;
+        return c.cta + unit / peers * c.ctas;
     }
-    __device__ __forceinline__ exchange_cursor *cursor(uint32_t channel, uint32_t peer) const
+    __device__ __forceinline__ uint32_t peer_of(uint32_t unit) const
     {
-        return &cursors[channel / c.ctas * ranks() + peer];
+        uint32_t i = unit % peers;
+
+        return i < c.rank() ? i : i + 1;
     }
     /* Where the unit's share of an entry begins; entries in which it has none are left out. */
-    __device__ __forceinline__ void enter(exchange_cursor *at, uint32_t channel,
-                                          uint32_t peer) const
+    __device__ __forceinline__ void enter(exchange_cursor *at, uint32_t unit) const
     {
+        uint32_t peer = peer_of(unit);
+
         for (; at->entry < role.end(peer); at->entry++) {
             at->bytes = c.tile_bytes(at->entry);
             at->tiles = c.tiles_of(at->entry, at->bytes);
-            at->tile = lk_message_first(&c.shape(), c.rank(), peer, channel);
+            at->tile = lk_message_first(&c.shape(), c.rank(), peer, channel_of(unit));
             if (at->tile < at->tiles)
                 return;
         }
     }
-    __device__ __forceinline__ void advance(exchange_cursor *at, uint32_t channel,
-                                            uint32_t peer) const
+    /* By `n` messages, less than there are slots. */
+    __device__ __forceinline__ void advance(exchange_cursor *at, uint32_t unit, uint32_t n) const
     {
-        at->number++;
-        at->slot = at->slot + 1 == c.shape().slots ? 0 : at->slot + 1;
-        at->tile += c.shape().channels;
-        if (at->tile < at->tiles)
-            return;
-        at->entry++;
-        enter(at, channel, peer);
-    }
-    /* Units of the own rank have no entries. A lane for each, as far as they go. */
-    template <class Do> __device__ __forceinline__ void for_units(Do &&what) const
-    {
-        uint32_t channels = (c.shape().channels - c.cta + c.ctas - 1) / c.ctas;
+        at->number += n;
+        at->slot += n;
+        at->slot -= at->slot < slots ? 0 : slots;
+        while (n && at->entry < role.end(peer_of(unit))) {
+            uint32_t left = (at->tiles - 1 - at->tile) / c.shape().channels;
 
-        for (uint32_t unit = c.lane; unit < channels * ranks(); unit += 32)
-            if (unit % ranks() != c.rank())
-                what(c.cta + unit / ranks() * c.ctas, unit % ranks());
-        __syncwarp();
+            if (n <= left) {
+                at->tile += n * c.shape().channels;
+                return;
+            }
+            n -= left + 1;
+            at->entry++;
+            enter(at, unit);
+        }
     }
     __device__ __forceinline__ void begin() const
     {
-        for_units([this](uint32_t channel, uint32_t peer) {
-            exchange_cursor *at = cursor(channel, peer);
+        for (uint32_t unit = c.lane; unit < units; unit += 32) {
+            exchange_cursor *at = &cursors[unit];
 
-            at->number = *role.counter(channel, peer);
-            at->slot = static_cast<uint32_t>(at->number % c.shape().slots);
-            at->entry = role.begin(peer);
-            enter(at, channel, peer);
-        });
+            at->number = *role.counter(channel_of(unit), peer_of(unit));
+            at->slot = static_cast<uint32_t>(at->number % slots);
+            at->entry = role.begin(peer_of(unit));
+            enter(at, unit);
+        }
+        __syncwarp();
     }
     __device__ __forceinline__ void end() const
     {
-        for_units([this](uint32_t channel, uint32_t peer) {
-            *role.counter(channel, peer) = cursor(channel, peer)->number;
-        });
+        for (uint32_t unit = c.lane; unit < units; unit += 32)
+            *role.counter(channel_of(unit), peer_of(unit)) = cursors[unit].number;
     }
     __device__ __forceinline__ void write(exchange_job *j, uint32_t channel, uint32_t peer,
                                           const exchange_cursor &at, uint32_t live) const
@@ -561,26 +574,25 @@ template <class Call, class Role> struct exchange_looking_warp {
     /* How many of the unit's next messages, from its first on, have their bit. */
     __device__ __forceinline__ uint32_t in_a_row(uint32_t bits) const
     {
-        uint32_t n = 0, most = 32 / ranks(), shift = c.lane % ranks();
+        uint32_t n = 0, shift = c.lane % group;
 
-        while (n < most && bits >> (shift + n * ranks()) & 1)
+        while (n < most && bits >> (shift + n * group) & 1)
             n++;
         return n;
     }
 
-    /* Gives jobs to the units of the channel that can go on, as long as there is room. False: no unit has anything left.
-     * *moved: there was a job. */
-    __device__ __forceinline__ bool visit(uint32_t channel, bool *moved)
+    /* Gives jobs to units from `first` on that can go on, as long as there is room. False: none of them has anything
+     * left. *moved: there was a job. */
+    __device__ __forceinline__ bool visit(uint32_t first, bool *moved)
     {
-        uint32_t peer = (c.lane + turn) % ranks(), live = 0, number, room, able, below;
-        exchange_cursor *own = cursor(channel, peer), at;
-        bool left = which < 32 / ranks() && which < depth && peer != c.rank();
-        bool gets;
+        uint32_t unit = first + (c.lane + turn) % group, live = 0, number, room, able, gets_all;
+        bool left = which < most && unit < units, gets;
+        uint32_t channel = channel_of(unit), peer = peer_of(unit);
+        exchange_cursor at;
 
         if (left) {
-            at = *own;
-            for (uint32_t i = 0; i < which && at.entry < role.end(peer); i++)
-                advance(&at, channel, peer);
+            at = cursors[unit];
+            advance(&at, unit, which);
             left = at.entry < role.end(peer);
         }
         if (!__any_sync(ALL_LANES, left))
@@ -589,43 +601,41 @@ template <class Call, class Role> struct exchange_looking_warp {
         able = __ballot_sync(ALL_LANES, left && role.ready(channel, peer, at, &live));
         __syncwarp(); /* a ballot orders nothing: who writes a job is not who saw that it has a place */
         gets = which < in_a_row(able);
-        below = __ballot_sync(ALL_LANES, gets) & ((1U << c.lane) - 1);
-        number = made + static_cast<uint32_t>(__popc(below));
+        gets_all = __ballot_sync(ALL_LANES, gets);
+        number = made + static_cast<uint32_t>(__popc(gets_all & ((1U << c.lane) - 1)));
         gets = gets && number - made < room;
         if (gets) {
             write(&p->jobs[number % depth], channel, peer, at, live);
-            advance(&at, channel, peer);
             barrier_arrive(&p->full[number % depth]);
         }
-        below = __ballot_sync(ALL_LANES, gets);
-        if (gets && which + 1 == in_a_row(below))
-            *own = at;
+        gets_all = __ballot_sync(ALL_LANES, gets);
+        if (gets && which + 1 == in_a_row(gets_all)) {
+            advance(&at, unit, 1);
+            cursors[unit] = at;
+        }
         __syncwarp(); /* before somebody else looks after the unit */
-        made += static_cast<uint32_t>(__popc(below));
-        turn = turn + 1 == ranks() ? 0 : turn + 1;
-        *moved = *moved || below;
+        made += static_cast<uint32_t>(__popc(gets_all));
+        turn = turn + 1 == group ? 0 : turn + 1;
+        *moved = *moved || gets_all;
         return true;
     }
 
     /* False: the call is aborted. */
     __device__ __forceinline__ bool run()
     {
-        uint32_t channel = c.cta, empty = 0, tries = 0;
-        uint32_t channels = (c.shape().channels - c.cta + c.ctas - 1) / c.ctas;
+        uint32_t first = 0, empty = 0, tries = 0, groups = (units + group - 1) / group;
 
         begin();
-        while (empty < channels) {
+        while (empty < groups) {
             bool moved = false;
 
             wait_for_room(p, made);
-            empty = visit(channel, &moved) ? 0 : empty + 1;
-            channel += c.ctas;
-            if (channel >= c.shape().channels)
-                channel = c.cta;
+            empty = visit(first, &moved) ? 0 : empty + 1;
+            first = first + group < units ? first + group : 0;
             tries = moved ? 0 : tries + 1;
             if (tries % tries_per_abort_check == tries_per_abort_check - 1 && c.aborted())
                 return false;
-            back_off(tries / channels);
+            back_off(tries / groups);
         }
         return true;
     }
@@ -649,7 +659,25 @@ template <class Call> struct exchange_words {
     const Call &c;
     exchange_traffic t;
 
-    __device__ __forceinline__ void send(const exchange_job &j)
+    __device__ __forceinline__ bool fenced(uint32_t role) const
+    {
+        return role == EXCHANGE_SEND;
+    }
+    __device__ __forceinline__ uint32_t unit(uint32_t, const exchange_job &j) const
+    {
+        return j.channel << 8 | j.peer;
+    }
+    __device__ __forceinline__ void credit(uint32_t role, const exchange_job &j, bool last)
+    {
+        if (role == EXCHANGE_SEND)
+            return;
+        t.sent += 8;
+        if (last)
+            store_word(c.segment_of(j.peer) +
+                           lk_credit_offset(&c.shape(), LK_EXCHANGE, c.rank(), j.channel),
+                       j.message);
+    }
+    __device__ __forceinline__ void word(uint32_t, const exchange_job &j)
     {
         uint32_t last = (j.packs - 1) / granule_packs;
         uint32_t missing = (last + 1) * LK_GRANULE - j.memory.bytes;
@@ -660,25 +688,6 @@ template <class Call> struct exchange_words {
                    lk_slot_word(j.message, j.wrote));
         t.sent += live + 8;
         t.elided += j.memory.bytes - live;
-    }
-    __device__ __forceinline__ void take(const exchange_job &j)
-    {
-        store_word(c.segment_of(j.peer) +
-                       lk_credit_offset(&c.shape(), LK_EXCHANGE, c.rank(), j.channel),
-                   j.message);
-        t.sent += 8;
-    }
-    template <uint32_t Role> __device__ __forceinline__ uint32_t lanes() const
-    {
-        return 1;
-    }
-    template <uint32_t Role>
-    __device__ __forceinline__ void publish(const exchange_job &j, uint32_t)
-    {
-        if (Role == EXCHANGE_SEND)
-            send(j);
-        else
-            take(j);
     }
 };
 

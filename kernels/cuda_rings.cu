@@ -14,7 +14,7 @@ namespace
 {
 
 /* Of the shapes that were measured on an H200 the fastest with 32 CTAs and with 16 (perf/results). */
-using roles = warp_roles<8, 16, 4>;
+using roles = warp_roles<7, 17, 4>;
 constexpr uint32_t line_threads = 512;
 
 static_assert(roles::residents == 1, "co-residency is planned with a multiprocessor for each CTA");

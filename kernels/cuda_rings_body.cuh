@@ -14,7 +14,7 @@ namespace lk_rings_device
 {
 
 /* Data warps of each role, and granules that a warp moves at once. What a multiprocessor gets done depends on the loads that
- * it has under way; 8, 16 and 4 warps in 64 registers have about 32, 48 and 16 KB of them. */
+ * it has under way; 7, 17 and 4 warps in 64 registers have about 28, 51 and 16 KB of them. */
 template <uint32_t Send, uint32_t Reduce, uint32_t Take> struct warp_roles {
     static constexpr uint32_t send = Send, reduce = Reduce, take = Take;
     static constexpr uint32_t warps = control_warps + Send + Reduce + Take;
@@ -27,7 +27,7 @@ template <uint32_t Send, uint32_t Reduce, uint32_t Take> struct warp_roles {
 struct piece {
     uint64_t in;
     uint64_t out;
-    uint32_t count; /* fewer than a pack's at the end of a tensor; 0: behind the space */
+    uint32_t count; /* fewer than a pack's at the end of a tensor; 0: behind it */
 };
 
 /* The lists and scalars as one thread sees them. */
@@ -53,13 +53,13 @@ template <class V, class Args> struct data {
         return entry + 1 < args.head.n ? args.entries[entry + 1].first : args.head.packs;
     }
     /* The entry of a pack of the space. */
-    __device__ __forceinline__ uint32_t find(uint32_t pack, uint32_t guess) const
+    __device__ __forceinline__ uint32_t find(uint32_t pack) const
     {
         uint32_t low = 0;
         uint32_t high = args.head.n;
 
-        if (args.entries[guess].first <= pack && pack < end_of(guess))
-            return guess;
+        if (args.entries[hint].first <= pack && pack < end_of(hint))
+            return hint;
         while (high - low > 1) {
             uint32_t middle = (low + high) / 2;
 
@@ -87,7 +87,7 @@ template <class V, class Args> struct data {
     template <bool Reads, bool Writes>
     __device__ __forceinline__ bool plain(uint32_t pack, uint32_t packs, uint32_t part, piece *out)
     {
-        hint = find(pack, hint);
+        hint = find(pack);
         const lk_ring_entry &e = args.entries[hint];
         uint64_t at = static_cast<uint64_t>(pack - e.first) * V::pack;
 
@@ -103,9 +103,9 @@ template <class V, class Args> struct data {
         piece p = { 0, 0, 0 };
 
         if (pack < end) {
-            const lk_ring_entry &e = args.entries[find(pack, hint)];
+            const lk_ring_entry &e = args.entries[find(pack)];
             uint64_t at = static_cast<uint64_t>(pack - e.first) * V::pack;
-            uint64_t left = e.count - at;
+            uint64_t left = at < e.count ? e.count - at : 0;
 
             p.in = in_address(e, part, at);
             p.out = out_address(e, at);
@@ -223,32 +223,26 @@ template <class V, class Args> struct send_work : data<V, Args> {
         return put(j, granule, this->contribution(x, pack, p.count));
     }
 
+    /* At a border of tensors what is left and right of it goes in halves, so that few loads wait alone. */
     template <uint32_t Ahead>
     __device__ __forceinline__ uint32_t batch_of(const job &j, uint32_t granule, uint32_t count)
     {
-        uint32_t pack = j.first + granule * granule_packs;
+        uint32_t pack = j.first + granule * granule_packs, mask = 0;
         piece p;
 
         if (count == Ahead &&
             this->template plain<true, false>(pack, Ahead * granule_packs, j.part, &p))
             return fast<Ahead>(j, granule, p);
-        return singly(j, granule, count);
-    }
-
-    __device__ __forceinline__ uint32_t singly(const job &j, uint32_t granule, uint32_t count)
-    {
-        uint32_t pack = j.first + granule * granule_packs;
-        uint32_t mask = 0;
-        piece p;
+        if constexpr (Ahead == 1) {
+            return slow(j, granule);
+        } else {
+            constexpr uint32_t half = (Ahead + 1) / 2;
 
 #pragma unroll 1
-        for (uint32_t i = 0; i < count; i++)
-            if (this->template plain<true, false>(pack + i * granule_packs, granule_packs, j.part,
-                                                  &p))
-                mask |= fast<1>(j, granule + i, p);
-            else
-                mask |= slow(j, granule + i);
-        return mask;
+            for (uint32_t i = 0; i < count; i += half)
+                mask |= batch_of<half>(j, granule + i, count - i < half ? count - i : half);
+            return mask;
+        }
     }
 };
 
@@ -456,6 +450,13 @@ template <class V, class Args> struct take_work : data<V, Args> {
             V::store(out + i * granule_packs * V::pack, lane, wire[i]);
     }
 
+    __device__ __forceinline__ void slow(const job &j, uint32_t granule)
+    {
+        uint32_t pack = j.first + granule * granule_packs + V::lane_pack(lane);
+
+        this->store_single(this->single(pack, j.first + j.packs, 0), get(j, granule));
+    }
+
     template <uint32_t Ahead>
     __device__ __forceinline__ uint32_t batch_of(const job &j, uint32_t granule, uint32_t count)
     {
@@ -465,25 +466,14 @@ template <class V, class Args> struct take_work : data<V, Args> {
         if (count == Ahead &&
             this->template plain<false, true>(pack, Ahead * granule_packs, 0, &p)) {
             fast<Ahead>(j, granule, p);
-            return 0;
-        }
-        return singly(j, granule, count);
-    }
-
-    __device__ __forceinline__ uint32_t singly(const job &j, uint32_t granule, uint32_t count)
-    {
-        uint32_t pack = j.first + granule * granule_packs;
-        piece p;
+        } else if constexpr (Ahead == 1) {
+            slow(j, granule);
+        } else {
+            constexpr uint32_t half = (Ahead + 1) / 2;
 
 #pragma unroll 1
-        for (uint32_t i = 0; i < count; i++) {
-            uint32_t first = pack + i * granule_packs;
-
-            if (this->template plain<false, true>(first, granule_packs, 0, &p))
-                fast<1>(j, granule + i, p);
-            else
-                this->store_single(this->single(first + V::lane_pack(lane), j.first + j.packs, 0),
-                                   get(j, granule + i));
+            for (uint32_t i = 0; i < count; i += half)
+                batch_of<half>(j, granule + i, count - i < half ? count - i : half);
         }
         return 0;
     }
@@ -508,29 +498,22 @@ template <uint32_t Ahead, class Work> struct batches : Work {
     }
 };
 
-template <class Work, class Args>
-__device__ __forceinline__ void run_warp(const Args &args, pipeline *p, uint32_t warp,
-                                         uint32_t warps)
-{
-    Work work(args);
-
-    move_jobs(&work, p, warp, warps, work.span(warps));
-}
-
 /* The data warps of a CTA; `warp` is the number among them. */
 template <class V, class R, class Args>
 __device__ __forceinline__ void run_data_warp(const Args &args, pipeline *pipelines, uint32_t warp)
 {
-    if (warp < R::send) {
-        run_warp<batches<R::send_ahead / V::weight, send_work<V, Args>>>(
-            args, &pipelines[ROLE_SEND], warp, R::send);
-    } else if (warp < R::send + R::reduce) {
-        run_warp<batches<R::reduce_ahead / V::weight, reduce_work<V, Args>>>(
-            args, &pipelines[ROLE_REDUCE], warp - R::send, R::reduce);
-    } else if (args.head.work == LK_WORK_ALL_REDUCE) {
-        run_warp<batches<R::take_ahead, take_work<V, Args>>>(args, &pipelines[ROLE_TAKE],
-                                                             warp - R::send - R::reduce, R::take);
-    }
+    auto run = [pipelines](auto work, uint32_t role, uint32_t number, uint32_t warps) {
+        move_jobs(&work, &pipelines[role], number, warps, work.span(warps));
+    };
+
+    if (warp < R::send)
+        run(batches<R::send_ahead / V::weight, send_work<V, Args>>(args), ROLE_SEND, warp, R::send);
+    else if (warp < R::send + R::reduce)
+        run(batches<R::reduce_ahead / V::weight, reduce_work<V, Args>>(args), ROLE_REDUCE,
+            warp - R::send, R::reduce);
+    else if (args.head.work == LK_WORK_ALL_REDUCE)
+        run(batches<R::take_ahead, take_work<V, Args>>(args), ROLE_TAKE, warp - R::send - R::reduce,
+            R::take);
 }
 
 template <class R> __device__ __forceinline__ void init_pipelines(pipeline *pipelines)

@@ -14,15 +14,17 @@
 namespace lk_rings_device
 {
 
-constexpr uint32_t depth = 8; /* jobs of a role under way, at most; a power of two */
 constexpr uint32_t granule_packs = LK_GRANULE / LK_PACK_BYTES;
 constexpr uint32_t tries_per_abort_check = 1024;
 
-static_assert((depth & (depth - 1)) == 0, "numbers of jobs wrap");
 static_assert(granule_packs == 32, "a lane moves a pack of each granule");
 static_assert(LK_DEVICE_RANKS <= 32, "a lane of the control warp looks after each peer");
 
-template <class Job> struct pipeline_of {
+/* Depth: jobs of a role under way, at most. */
+template <class Job, uint32_t Depth> struct pipeline_of {
+    static constexpr uint32_t depth = Depth;
+    static_assert((depth & (depth - 1)) == 0, "numbers of jobs wrap");
+
     Job jobs[depth];
     lk_barrier full[depth]; /* phase k: job k * depth + i is there */
     lk_barrier done[depth]; /* phase k: the data warps are through with it */
@@ -39,12 +41,16 @@ static __device__ __forceinline__ uint32_t leading_ones(uint32_t bits)
 /* A job has a place; the one `depth` before that which is handed over next has had one. */
 template <class Pipeline> __device__ __forceinline__ bool has_room(Pipeline *p, uint32_t number)
 {
+    constexpr uint32_t depth = Pipeline::depth;
+
     return number < depth || barrier_ended(&p->free[number % depth], (number / depth - 1) % 2);
 }
 
 /* What has been handed over waits for nobody, so this does not, either. */
 template <class Pipeline> __device__ __forceinline__ void wait_for_room(Pipeline *p, uint32_t made)
 {
+    constexpr uint32_t depth = Pipeline::depth;
+
     if (made >= depth)
         barrier_wait(&p->free[made % depth], (made / depth - 1) % 2);
 }
@@ -53,6 +59,7 @@ template <class Pipeline> __device__ __forceinline__ void wait_for_room(Pipeline
 template <class Pipeline>
 __device__ __forceinline__ void hand_over_end(Pipeline *p, uint32_t made, bool whole)
 {
+    constexpr uint32_t depth = Pipeline::depth;
     auto *j = &p->jobs[made % depth];
 
     wait_for_room(p, made);
@@ -65,97 +72,87 @@ __device__ __forceinline__ void hand_over_end(Pipeline *p, uint32_t made, bool w
 
 /* ---- the warp that publishes ---- */
 
-/* What the data warps of several roles have done, of each role in the order of its jobs. Words.lanes<Role>() lanes look after
- * each job, of which the i-th calls Words.publish<Role>(job, i). A job without packs is the last one of its role. */
+/* What the data warps of several roles have done, of each role in the order of its jobs, a lane for each job under way. The
+ * lane that has seen a job done calls Words.credit(role, job, last), and behind a fence Words.word(role, job) if
+ * Words.fenced(role). A credit says that the payload of slots has been read, for which no fence is needed: data warps arrive
+ * when they have stored what they read, so no load is under way any more. It is a count, so only the last of several that a
+ * unit gets at once may be written: jobs of one unit have one Words.unit(job). A word says that all stores of the job are
+ * there for the other rank. A job without packs is the last one of its role. */
 template <uint32_t Roles, class Pipeline, class Words> struct publishing_warp {
+    static constexpr uint32_t depth = Pipeline::depth;
+
     Words *words;
     Pipeline *pipelines;
     uint32_t lane;
-    uint32_t published[Roles]; /* jobs */
-    bool over[Roles];
+    uint32_t role;      /* this lane's, as the next one; Roles: none */
+    uint32_t published; /* jobs */
+    bool over;
     bool cut; /* the call was cut short */
 
     static_assert(Roles * depth <= 32, "a lane for each job under way");
 
     __device__ __forceinline__ publishing_warp(Words *w, Pipeline *all)
-        : words(w), pipelines(all), lane(threadIdx.x % 32), cut(false)
+        : words(w), pipelines(all), lane(threadIdx.x % 32), role(lane / depth), published(0),
+          over(role >= Roles), cut(false)
     {
-#pragma unroll
-        for (uint32_t role = 0; role < Roles; role++) {
-            published[role] = 0;
-            over[role] = false;
+    }
+    /* The role has no jobs. */
+    __device__ __forceinline__ void leave_out(uint32_t which)
+    {
+        over = over || role == which;
+    }
+    /* Lane role * depth + i: the role's i-th job from `published` on is done. Those before that are published. */
+    __device__ __forceinline__ bool done() const
+    {
+        uint32_t number = published + lane % depth;
+
+        return !over && barrier_ended(&pipelines[role].done[number % depth], number / depth % 2);
+    }
+    /* How many of the role's jobs are done, from the first on. */
+    __device__ __forceinline__ uint32_t in_a_row(uint32_t done) const
+    {
+        uint32_t n = leading_ones((over ? 0 : done >> role * depth) | ~((1U << depth) - 1));
+
+        return over ? 0 : n < depth ? n : depth;
+    }
+    /* Jobs that are done. False: there was none. */
+    __device__ __forceinline__ bool publish()
+    {
+        uint32_t n = in_a_row(__ballot_sync(ALL_LANES, done()));
+        bool has = lane % depth < n, end = false, fenced = false;
+        uint32_t number = published + lane % depth, unit = 0x80000000U + lane, ends;
+        auto *j = &pipelines[over ? 0 : role].jobs[number % depth];
+
+        if (!__any_sync(ALL_LANES, has))
+            return false;
+        if (has) {
+            end = !j->packs;
+            cut = cut || (end && j->wrote);
+            fenced = words->fenced(role);
         }
-    }
-    /* Bit role * depth + i: the role's i-th job from `published` on is done. Those before that are published. */
-    __device__ __forceinline__ uint32_t done() const
-    {
-        uint32_t number = lane % depth;
-        bool ended = false;
-
-#pragma unroll
-        for (uint32_t role = 0; role < Roles; role++) {
-            if (lane / depth == role) {
-                number += published[role];
-                ended = barrier_ended(&pipelines[role].done[number % depth], number / depth % 2);
-            }
-        }
-        return __ballot_sync(ALL_LANES, ended);
-    }
-    template <uint32_t Role> __device__ __forceinline__ void publish(uint32_t done)
-    {
-        uint32_t n = leading_ones(done >> Role * depth | ~((1U << depth) - 1));
-        uint32_t lanes = words->template lanes<Role>(), which = lane / lanes, most = 32 / lanes;
-        Pipeline *p = &pipelines[Role];
-
-        n = n < depth ? n : depth;
-        for (uint32_t begin = 0; begin < n && !over[Role]; begin += most) {
-            uint32_t number = published[Role] + begin + which;
-            auto &j = p->jobs[number % depth];
-            bool has = which < most && begin + which < n, end = has && !j.packs;
-
-            if (has && !end)
-                words->template publish<Role>(j, lane % lanes);
-            cut = cut || __any_sync(ALL_LANES, end && j.wrote);
-            over[Role] = __any_sync(ALL_LANES, end);
-            __syncwarp(); /* all have read what may be written again */
-            if (has && !end && lane % lanes == 0)
-                barrier_arrive(&p->free[number % depth]);
-        }
-        published[Role] += n;
-    }
-    template <uint32_t Role> __device__ __forceinline__ void publish_from(uint32_t done)
-    {
-        publish<Role>(done);
-        if constexpr (Role + 1 < Roles)
-            publish_from<Role + 1>(done);
-    }
-    __device__ __forceinline__ bool ended() const
-    {
-        bool all = true;
-
-#pragma unroll
-        for (uint32_t role = 0; role < Roles; role++)
-            all = all && over[role];
-        return all;
+        has = has && !end;
+        if (has)
+            unit = role << 24 | words->unit(role, *j);
+        bool last = !(__match_any_sync(ALL_LANES, unit) >> lane >> 1);
+        if (has)
+            words->credit(role, *j, last);
+        if (__any_sync(ALL_LANES, has && fenced))
+            fence_system();
+        if (has && fenced)
+            words->word(role, *j);
+        if (has)
+            barrier_arrive(&pipelines[role].free[number % depth]);
+        ends = __ballot_sync(ALL_LANES, end);
+        published += n;
+        over = over || (ends >> role * depth & ((1U << depth) - 1));
+        return true;
     }
     __device__ __forceinline__ void run()
     {
-        uint32_t first = 0;
-
-#pragma unroll
-        for (uint32_t role = 0; role < Roles; role++)
-            first |= 1U << role * depth;
-        while (!ended()) {
-            uint32_t jobs = done();
-
-            if (jobs & first) {
-                __syncwarp(); /* a ballot orders nothing: who publishes is not who saw that it is done */
-                fence_system();
-                publish_from<0>(jobs);
-            } else {
+        while (!__all_sync(ALL_LANES, over))
+            if (!publish())
                 rest();
-            }
-        }
+        cut = __any_sync(ALL_LANES, cut) != 0;
     }
 };
 
@@ -163,7 +160,7 @@ template <uint32_t Roles, class Pipeline, class Words> struct publishing_warp {
 template <class Pipeline>
 __device__ __forceinline__ void init_pipeline(Pipeline *p, uint32_t data_warps)
 {
-    for (uint32_t i = 0; i < depth; i++) {
+    for (uint32_t i = 0; i < Pipeline::depth; i++) {
         barrier_init(&p->full[i], 1);
         barrier_init(&p->done[i], data_warps);
         barrier_init(&p->free[i], 1);
@@ -178,6 +175,7 @@ template <class Work, class Pipeline>
 __device__ __forceinline__ void move_jobs(Work *work, Pipeline *p, uint32_t warp, uint32_t warps,
                                           uint32_t span)
 {
+    constexpr uint32_t depth = Pipeline::depth;
     uint32_t lane = threadIdx.x % 32;
     uint32_t batch = warp;
 

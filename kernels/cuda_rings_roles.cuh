@@ -70,7 +70,7 @@ struct job {
     uint32_t live[LK_DEVICE_RANKS];  /* granules that are in its slot (take: [0]) */
     uint32_t where[LK_DEVICE_RANKS]; /* reduce: where its slot lies behind `slot` */
 };
-using pipeline = pipeline_of<job>;
+using pipeline = pipeline_of<job, 8>;
 
 /* What all roles know of the call. */
 template <class Args> struct call {
@@ -222,12 +222,13 @@ struct traffic {
     uint64_t sent;
     uint64_t elided;
 
-    __device__ __forceinline__ void add(const job &j)
+    /* Of a job whose slot has gone to `peers` ranks. */
+    __device__ __forceinline__ void add(const job &j, uint32_t peers)
     {
         uint32_t live = granule_bytes(j, j.wrote);
 
-        sent += live + 8;
-        elided += granule_bytes(j, all_granules(j)) - live;
+        sent += static_cast<uint64_t>(peers) * (live + 8);
+        elided += static_cast<uint64_t>(peers) * (granule_bytes(j, all_granules(j)) - live);
     }
 };
 
@@ -516,6 +517,8 @@ template <class Call> struct reduce_role {
 /* ---- a warp that looks ---- */
 
 template <class Call, class Role> struct looking_warp {
+    static constexpr uint32_t depth = pipeline::depth;
+
     const Call &c;
     const Role &role;
     pipeline *p;
@@ -604,37 +607,40 @@ template <class Call> struct ring_words {
     const Call &c;
     traffic t;
 
-    __device__ __forceinline__ void send(const job &j)
+    __device__ __forceinline__ bool fenced(uint32_t role) const
     {
-        c.publish(LK_SCATTER, c.peer(j.at.step), j.at.channel, j.out, j.wrote);
-        t.add(j);
+        return role == ROLE_SEND || (role == ROLE_REDUCE && c.gathers);
     }
-    __device__ __forceinline__ void take(const job &j)
+    __device__ __forceinline__ uint32_t unit(uint32_t, const job &j) const
     {
-        c.give_credit(LK_GATHER, c.peer(j.at.step), j.at.channel, j.in[0]);
-        t.sent += 8;
+        return j.at.channel << 8 | j.at.step;
     }
-    __device__ __forceinline__ void reduce(const job &j, uint32_t peer)
+    __device__ __forceinline__ void credit(uint32_t role, const job &j, bool last)
     {
-        if (c.gathers) {
-            c.publish(LK_GATHER, peer, j.at.channel, j.out, j.wrote);
-            t.add(j);
+        uint32_t n = role == ROLE_SEND ? 0 : role == ROLE_TAKE ? 1 : c.peers;
+
+        t.sent += 8 * n;
+        if (!last || role == ROLE_SEND)
+            return;
+        if (role == ROLE_TAKE) {
+            c.give_credit(LK_GATHER, c.peer(j.at.step), j.at.channel, j.in[0]);
+            return;
         }
-        c.give_credit(LK_SCATTER, peer, j.at.channel, j.in[peer]);
-        t.sent += 8;
+#pragma unroll 1
+        for (uint32_t i = 0; i < n; i++)
+            c.give_credit(LK_SCATTER, c.source(i), j.at.channel, j.in[c.source(i)]);
     }
-    template <uint32_t Role> __device__ __forceinline__ uint32_t lanes() const
+    __device__ __forceinline__ void word(uint32_t role, const job &j)
     {
-        return Role == ROLE_REDUCE ? c.peers : 1;
-    }
-    template <uint32_t Role> __device__ __forceinline__ void publish(const job &j, uint32_t i)
-    {
-        if (Role == ROLE_SEND)
-            send(j);
-        else if (Role == ROLE_TAKE)
-            take(j);
-        else
-            reduce(j, c.source(i));
+        if (role == ROLE_SEND) {
+            c.publish(LK_SCATTER, c.peer(j.at.step), j.at.channel, j.out, j.wrote);
+            t.add(j, 1);
+            return;
+        }
+#pragma unroll 1
+        for (uint32_t i = 0; i < c.peers; i++)
+            c.publish(LK_GATHER, c.source(i), j.at.channel, j.out, j.wrote);
+        t.add(j, c.peers);
     }
 };
 
@@ -648,7 +654,8 @@ __device__ __forceinline__ void publish_jobs(const Call &c, pipeline *pipelines)
     };
     publishing_warp<ROLES, pipeline, ring_words<Call>> warp(&words, pipelines);
 
-    warp.over[ROLE_TAKE] = !c.gathers;
+    if (!c.gathers)
+        warp.leave_out(ROLE_TAKE);
     warp.run();
     if (warp.cut)
         return;

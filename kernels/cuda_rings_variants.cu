@@ -45,8 +45,8 @@ const variant variants[] = {
     {"product", {}, {}, {}},
     for_all<warp_roles<4, 6, 2>>("512 threads"),
     for_all<warp_roles<6, 11, 3>>("768 threads"),
-    for_all<warp_roles<9, 15, 4>>("1024 threads, 9:15:4"),
-    for_all<warp_roles<7, 15, 6>>("1024 threads, 7:15:6"),
+    for_all<warp_roles<8, 16, 4>>("1024 threads, 8:16:4"),
+    for_all<warp_roles<7, 16, 5>>("1024 threads, 7:16:5"),
 };
 
 /* Written by lk_rings_variant, read by launches; the callers keep the two apart. */

@@ -103,7 +103,7 @@ static uint64_t under_way(const struct lk_cta *cta, uint32_t leg, uint32_t dst, 
 
 bool lk_slot_credit(const struct lk_cta *cta, uint32_t leg, uint32_t dst, uint32_t channel)
 {
-    return under_way(cta, leg, dst, channel) < shape_of(cta)->slots;
+    return under_way(cta, leg, dst, channel) < lk_leg_slots(shape_of(cta), leg);
 }
 
 uint32_t lk_slot_live(const struct lk_cta *cta, uint32_t bytes)
@@ -132,7 +132,7 @@ void lk_slot_send(struct lk_cta *cta, uint32_t leg, uint32_t dst, uint32_t chann
     void *theirs = cta->head->rings.segments[dst];
     uint32_t me = cta->head->rings.rank;
     uint64_t message = ++*sent(cta, leg, dst, channel);
-    uint32_t slot = (uint32_t)((message - 1) % shape->slots);
+    uint32_t slot = (uint32_t)((message - 1) % lk_leg_slots(shape, leg));
     uint8_t *payload = (uint8_t *)lk_word_at(theirs, lk_slot_offset(shape, leg, me, channel, slot));
 
     for (uint32_t at = 0; at < bytes; at += LK_GRANULE) {
@@ -157,7 +157,7 @@ bool lk_slot_arrived(const struct lk_cta *cta, uint32_t leg, uint32_t src, uint3
     const struct lk_ring_shape *shape = shape_of(cta);
     uint64_t before = *taken(cta, leg, src, channel);
     uint64_t *words = lk_word_at(mine(cta), lk_words_offset(shape, leg, src, channel));
-    uint64_t word = lk_word_load(words + before % shape->slots);
+    uint64_t word = lk_word_load(words + before % lk_leg_slots(shape, leg));
 
     *out = word;
     return (uint32_t)word == (uint32_t)(before + 1);
@@ -168,7 +168,7 @@ void lk_slot_take(struct lk_cta *cta, uint32_t leg, uint32_t src, uint32_t chann
 {
     const struct lk_ring_shape *shape = shape_of(cta);
     uint64_t *count = taken(cta, leg, src, channel);
-    uint32_t slot = (uint32_t)(*count % shape->slots);
+    uint32_t slot = (uint32_t)(*count % lk_leg_slots(shape, leg));
     const uint8_t *payload = (const uint8_t *)lk_word_at(
         mine(cta), lk_slot_offset(shape, leg, src, channel, slot));
     uint64_t *credit = lk_word_at(cta->head->rings.segments[src],
@@ -235,7 +235,7 @@ static bool send_one(struct lk_cta *cta, uint32_t channel, uint32_t peer)
     if (*done == tiles_in(cta, peer, channel))
         return false;
     waiting = under_way(cta, LK_SCATTER, peer, channel);
-    if (waiting >= shape_of(cta)->slots) {
+    if (waiting >= lk_leg_slots(shape_of(cta), LK_SCATTER)) {
         at->waits[peer] |= waiting < *done;
         return false;
     }

@@ -50,7 +50,9 @@ static bool next(const struct lk_job *job, struct lk_span span, struct cursor *c
     out->element = (uint64_t)(cursor->pack - out->entry->first) * each;
     out->at = (cursor->pack - span.first) * each;
     out->count = (stop - cursor->pack) * each;
-    if (out->count > out->entry->count - out->element) /* the last pack is padded */
+    if (out->element >= out->entry->count) /* padding */
+        out->count = 0;
+    else if (out->count > out->entry->count - out->element)
         out->count = (uint32_t)(out->entry->count - out->element);
     cursor->pack = stop;
     cursor->entry++;

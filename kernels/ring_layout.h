@@ -4,7 +4,7 @@
  * the CUDA kernels, their host twin, the tests and the model. Compiled by gcc and by nvcc.
  *
  * Tile space of a call. The list's tensors lie one behind another, each beginning at a multiple of LK_PACK_BYTES of the
- * wire's type, padded with zero bits. The space is cut into tiles of equal size, a multiple of LK_GRANULE, of which the
+ * wire's type, large ones of LK_GRANULE (lk_place), padded with zero bits. The space is cut into tiles of equal size, a multiple of LK_GRANULE, of which the
  * last may be shorter. All-reduce: tile t belongs to rank t % ranks and is that rank's tile t / ranks. Reduce-scatter:
  * every rank has a space of its own parts, all of one size. A rank's tile k travels in channel k % channels.
  */
@@ -65,13 +65,24 @@ LK_INLINE size_t lk_lines_offset(const struct lk_ring_shape *s, uint32_t parity,
            ((size_t)parity * s->ranks + src) * 2 * s->line_bytes;
 }
 
+/* Slots of each unit of a leg. A reduction is under way in two legs at a time, an exchange in one, which therefore has twice
+ * as many: what keeps the link busy is all that is under way. */
+LK_INLINE uint32_t lk_leg_slots(const struct lk_ring_shape *s, uint32_t leg)
+{
+    return leg != LK_EXCHANGE            ? s->slots
+           : 2 * s->slots < LK_SLOTS_MAX ? 2 * s->slots
+                                         : LK_SLOTS_MAX;
+}
+
 LK_INLINE size_t lk_slot_offset(const struct lk_ring_shape *s, uint32_t leg, uint32_t src,
                                 uint32_t channel, uint32_t slot)
 {
     size_t lines_end = lk_lines_offset(s, 1, s->ranks - 1) + 2 * (size_t)s->line_bytes;
     size_t begin = (lines_end + LK_SLOT_BYTES - 1) / LK_SLOT_BYTES * LK_SLOT_BYTES;
+    size_t before = lk_unit(s, leg, 0, 0) * s->slots; /* the exchange leg is the last one */
+    size_t unit = lk_unit(s, 0, src, channel);
 
-    return begin + (lk_unit(s, leg, src, channel) * s->slots + slot) * LK_SLOT_BYTES;
+    return begin + (before + unit * lk_leg_slots(s, leg) + slot) * LK_SLOT_BYTES;
 }
 
 /* ---- private state: counts, then `sent` and `taken` of every unit, both uint64_t ----

@@ -17,10 +17,10 @@
  *    from 1, modulo 2^32), high 32 bits = one bit per granule of LK_GRANULE bytes, 1 = it was written. A granule whose
  *    bit is 0 is all zero bits and its bytes in the ring are undefined. Release at system scope, after all payload of the
  *    slot; the reader acquires, and reads the payload by loads that bypass non-coherent caches.
- *  - Credit word, in src's segment, written by dst alone: how many messages of the unit it has taken out. Release, after
- *    all its loads of the slot; the writer acquires before it writes a slot again. Message n may be written when
+ *  - Credit word, in src's segment, written by dst alone: how many messages of the unit it has taken out. Written when
+ *    all its loads of the slot have returned; the writer acquires before it writes a slot again. Message n may be written when
  *    n - credit <= slots.
- *  - Message n lies in slot (n - 1) % slots.
+ *  - Message n lies in slot (n - 1) % slots. Leg LK_EXCHANGE has twice the shape's slots, up to LK_SLOTS_MAX.
  * Every rank calls the same reductions on one set of rings in the same order, each with equal arguments but for
  * addresses. Which tiles there are, who owns them and which unit carries them follows from the arguments and the shape
  * alone (ring_layout.h), never from the size of the grid.

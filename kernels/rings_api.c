@@ -21,7 +21,7 @@ static bool good_shape(const struct lk_ring_shape *s)
 
 LK_API size_t lk_ring_bytes(const struct lk_ring_shape *shape)
 {
-    return good_shape(shape) ? lk_slot_offset(shape, LK_LEGS, 0, 0, 0) : 0;
+    return good_shape(shape) ? lk_slot_offset(shape, LK_EXCHANGE, shape->ranks, 0, 0) : 0;
 }
 
 LK_API size_t lk_ring_state_bytes(const struct lk_ring_shape *shape)
@@ -138,17 +138,20 @@ static int run_list(struct lk_ring_launch *launch, const struct lk_buffers *list
             uint64_t left = list[i].count - done;
             uint32_t count = (uint32_t)(left < LK_RING_ELEMENTS ? left : LK_RING_ELEMENTS);
             uint64_t packs = lk_packs(count, head->wire);
+            uint64_t first = lk_place(head->work, head->packs, packs);
 
             /* Parts of a piece are not as far apart as the piece is long: it runs alone. */
-            if (cut || head->n == LK_RING_MAX || head->packs + packs > LK_RING_PACKS)
+            if (cut || head->n == LK_RING_MAX || first + packs > LK_RING_PACKS) {
                 err = flush(launch, stream);
+                first = 0;
+            }
             launch->entries[head->n++] = (struct lk_ring_entry){
                 .in = (uintptr_t)list[i].in + done * bytes,
                 .out = (uintptr_t)list[i].out + done * bytes,
                 .count = count,
-                .first = head->packs,
+                .first = (uint32_t)first,
             };
-            head->packs += (uint32_t)packs;
+            head->packs = (uint32_t)(first + packs);
             head->stride = cut ? list[i].count : 0;
             if (cut && !err)
                 err = flush(launch, stream);

@@ -76,6 +76,19 @@ LK_INLINE uint64_t lk_packs(uint64_t count, uint32_t wire)
     return count / lk_pack_elements(wire) + (count % lk_pack_elements(wire) != 0);
 }
 
+/* The pack of the tile space where a tensor of `packs` packs begins that comes behind the first `before` ones. Granules of a
+ * large tensor lie in memory as they would if it were alone: moved along its lines, and none of them shared. Calls in lines
+ * have no granules. */
+#define LK_LARGE_PACKS (16 * (LK_GRANULE / LK_PACK_BYTES))
+LK_INLINE uint64_t lk_place(uint32_t work, uint64_t before, uint64_t packs)
+{
+    uint64_t granule = LK_GRANULE / LK_PACK_BYTES;
+
+    return work == LK_WORK_LINES || packs < LK_LARGE_PACKS
+               ? before
+               : (before + granule - 1) / granule * granule;
+}
+
 /* The bits of a type, and what they stand for. */
 LK_INLINE float lk_widen(uint32_t type, uint32_t bits)
 {

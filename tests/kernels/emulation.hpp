@@ -109,6 +109,15 @@ inline int __all_sync(uint32_t mask, int predicate, int line = __builtin_LINE())
 {
     return !__any_sync(mask, !predicate, line);
 }
+inline uint32_t __match_any_sync(uint32_t, uint32_t value, int line = __builtin_LINE())
+{
+    const uint64_t *all = emulation::meet(value, line);
+    uint32_t mask = 0;
+
+    for (uint32_t i = 0; i < emulation::lanes; i++)
+        mask |= static_cast<uint32_t>(all[i] == value) << i;
+    return mask;
+}
 inline uint32_t __ballot_sync(uint32_t, int predicate, int line = __builtin_LINE())
 {
     const uint64_t *all = emulation::meet(predicate != 0, line);

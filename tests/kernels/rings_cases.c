@@ -408,22 +408,38 @@ static void expect(struct rings_data *data, uint32_t tensor, uint64_t first, uin
     }
 }
 
-static void expect_all(struct rings_data *data)
+/* Where a tensor begins that comes behind `packs` packs, and how many it has. */
+static uint64_t place_of(const struct rings_data *data, uint32_t tensor, uint64_t packs,
+                         uint64_t *own)
 {
     const struct rings_case *c = data->c;
     uint64_t each = LK_PACK_BYTES / element_bytes(c->wire);
-    uint64_t packs = 0, granules, tile;
+    uint64_t granule = LK_GRANULE / LK_PACK_BYTES;
+
+    *own = (data->ranks[0].list[tensor].count + each - 1) / each;
+    if (c->op == RINGS_LINES || *own < 16 * granule)
+        return packs;
+    return (packs + granule - 1) / granule * granule;
+}
+
+static void expect_all(struct rings_data *data)
+{
+    const struct rings_case *c = data->c;
+    uint64_t packs = 0, granules, tile, own;
 
     CHECK(c->shape.ranks >= 2 && c->shape.channels >= 1);
-    for (uint32_t i = 0; i < data->n; i++)
-        packs += (data->ranks[0].list[i].count + each - 1) / each;
+    for (uint32_t i = 0; i < data->n; i++) {
+        packs = place_of(data, i, packs, &own);
+        packs += own;
+    }
     granules = (packs * LK_PACK_BYTES + LK_GRANULE - 1) / LK_GRANULE;
     tile = lk_tile_granules(&c->shape,
                             granules * (c->op == RINGS_REDUCE_SCATTER ? c->shape.ranks : 1));
     packs = 0;
     for (uint32_t i = 0; i < data->n; i++) {
+        packs = place_of(data, i, packs, &own);
         expect(data, i, packs, tile * (LK_GRANULE / LK_PACK_BYTES));
-        packs += (data->ranks[0].list[i].count + each - 1) / each;
+        packs += own;
     }
 }
 

@@ -491,14 +491,16 @@ void pretend_messages(node *n, uint32_t rank, uint32_t peer, uint64_t messages)
     const lk_ring_shape *s = &n->shape;
 
     for (uint32_t leg = 0; leg < LK_LEGS; leg++) {
+        uint32_t slots = lk_leg_slots(s, leg);
+
         for (uint32_t channel = 0; channel < s->channels; channel++) {
             auto *words = reinterpret_cast<uint64_t *>(segment +
                                                        lk_words_offset(s, leg, peer, channel));
 
             *reinterpret_cast<uint64_t *>(segment +
                                           lk_credit_offset(s, leg, peer, channel)) = messages;
-            for (uint64_t m = messages - s->slots + 1; m <= messages; m++)
-                words[(m - 1) % s->slots] = lk_slot_word(m, 0);
+            for (uint64_t m = messages - slots + 1; m <= messages; m++)
+                words[(m - 1) % slots] = lk_slot_word(m, 0);
         }
     }
 }
