@@ -19,6 +19,10 @@
 #define DEVICES 64
 static atomic_size_t used[DEVICES];
 
+#define CHANNELS_LEAST 8
+#define CTAS_MOST      32 /* of a call, so that computation goes on beside it */
+#define SLOTS_EACH     4 /* for one of the shape's: one in each leg of reductions, two for exchanges */
+
 static bool reserve(const struct lc_peers_facts *facts, size_t bytes)
 {
     atomic_size_t *sum = &used[(unsigned)facts->device % DEVICES];
@@ -34,17 +38,20 @@ size_t lc_peers_reserved(int device)
     return atomic_load_explicit(&used[(unsigned)device % DEVICES], memory_order_relaxed);
 }
 
-/* From what all ranks share. Few slots cost speed only. */
+/* From what all ranks share. Few slots cost speed only, and so do few channels, which are what a CTA has one or two of. */
 static struct lk_ring_shape shape_for(const struct lc_peers *peers)
 {
     struct lk_ring_shape shape = { .ranks = (uint32_t)peers->facts.ranks,
-                                   .channels = 32,
+                                   .channels = 64,
                                    .line_bytes = LK_LINES_MAX };
-    size_t slots = peers->facts.start / ((size_t)LK_LEGS * shape.channels * LK_SLOT_BYTES);
+    size_t slots = peers->facts.start / ((size_t)SLOTS_EACH * shape.channels * LK_SLOT_BYTES);
 
     shape.slots = slots < 1 ? 1 : slots > LK_SLOTS_MAX ? LK_SLOTS_MAX : (uint32_t)slots;
     while (shape.slots > 1 && peers->backend->lk_ring_bytes(&shape) > peers->facts.cap)
         shape.slots /= 2;
+    while (shape.channels > CHANNELS_LEAST &&
+           peers->backend->lk_ring_bytes(&shape) > peers->facts.cap)
+        shape.channels /= 2;
     return shape;
 }
 
@@ -426,12 +433,13 @@ static bool somebody_has_failed(const struct lc_peers *peers)
 static uint32_t share_of_device(const struct lc_peers *peers)
 {
     const struct lk_ring_shape *shape = &peers->rings.shape;
-    uint32_t sharers = 1;
+    uint32_t sharers = 1, most;
 
     for (uint32_t r = 0; r < shape->ranks; r++)
         sharers += r != peers->rings.rank &&
                    strcmp(peers->offers[r].gpu, peers->offers[peers->rings.rank].gpu) == 0;
-    return shape->channels / sharers > 1 ? shape->channels / sharers : 1;
+    most = shape->channels < CTAS_MOST ? shape->channels : CTAS_MOST;
+    return most / sharers > 1 ? most / sharers : 1;
 }
 
 static int hear_results(struct lc_peers *peers)
