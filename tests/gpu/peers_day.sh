@@ -77,18 +77,20 @@ row verify 40 $peer LD_LIBRARY_PATH="$libraries" python3 tests/gpu/verify_report
 row reduce-bf16 40 $preloaded $bf16 "$build/tests/gpu/reduce" --limit 35 --ranks 2 --seconds 3
 row reduce-data 40 $preloaded "$build/tests/gpu/reduce" --limit 35 --ranks 2 --seconds 3
 row wire-error 30 $preloaded $bf16 "$build/tests/gpu/wire_error" --json 2
-measured alltoall $peer -- alltoall --budget 10 --sizes 64K,1M,16M,256M
-measured sendrecv $peer -- alltoall --sendrecv --budget 4 --sizes 1M,256M --live 1.0,0.1
-for start in 12m 24m 6m; do
-    measured "bf16-$start" $peer $bf16 LOONGCOMM_STAGING_START=$start -- allreduce --budget 3 --sizes 4M,16M,256M --live 1.0 --bits 8
+measured alltoall $peer -- alltoall --budget 8 --sizes 64K,1M,16M,256M
+measured alltoall-32m $peer LOONGCOMM_STAGING_START=32m -- alltoall --budget 4 --sizes 16M,256M
+measured sendrecv $peer -- alltoall --sendrecv --budget 3 --sizes 1M,256M --live 1.0,0.1
+for start in 16m 32m; do
+    measured "bf16-$start" $peer $bf16 LOONGCOMM_STAGING_START=$start -- allreduce --budget 3 --sizes 1M,4M,16M,256M --live 1.0 --bits 8
     measured "exact-$start" $peer LOONGCOMM_STAGING_START=$start -- allreduce --budget 3 --sizes 4M,16M,256M --live 1.0
 done
 measured graph $peer -- allreduce --graph --budget 4 --sizes 8,1K,64K,1M --live 1.0
 measured group $peer $bf16 -- allreduce --tensors 500 --budget 3 --sizes 302M --live 1.0 --bits 8
-measured cast LOONGCOMM_PEER=off $bf16 -- allreduce --budget 3 --sizes 4M,32M,256M --live 1.0 --bits 8
-row ddp 70 LOONGCOMM_PEER=auto LOONGCOMM_HOSTID=one python3 perf/ddp.py --rounds 2 --steps 3 --library "$library" \
-    --json "$logs/ddp.json" && tail -n 4 "$logs/ddp.log"
+measured group-exact $peer -- allreduce --tensors 500 --budget 3 --sizes 302M --live 1.0
 row pytorch 100 $peer python3 tests/pytorch/run.py --library "$library" --ranks 2 --no-torchrun &&
     tail -n 4 "$logs/pytorch.log"
+row ddp 70 LOONGCOMM_PEER=auto LOONGCOMM_HOSTID=one python3 perf/ddp.py --rounds 2 --steps 3 --library "$library" \
+    --json "$logs/ddp.json" && tail -n 4 "$logs/ddp.log"
+measured cast LOONGCOMM_PEER=off $bf16 -- allreduce --budget 3 --sizes 4M,32M,256M --live 1.0 --bits 8
 say "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ]
