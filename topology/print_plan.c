@@ -40,7 +40,7 @@ bool lc_topo_is_plannable(const struct lc_topo *topo)
 
     for (int i = lc_topo_next(topo, LC_TOPO_NET, -1); i >= 0;
          i = lc_topo_next(topo, LC_TOPO_NET, i))
-        nets += topo->nodes[i].net.dev >= 0;
+        nets += lc_topo_is_counted(topo, i);
     return nets > 1 && lc_topo_next(topo, LC_TOPO_GPU, -1) >= 0 &&
            (lc_topo_next(topo, LC_TOPO_NVLINK, -1) >= 0 ||
             lc_topo_next(topo, LC_TOPO_XGMI, -1) >= 0);
