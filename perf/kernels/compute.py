@@ -500,6 +500,80 @@ class Moe(Case):
         return [(error(s.out, (rows * s.slot_weights[:, :, None]).sum(1)), 1e-2)]
 
 
+# ---- augmentation ----
+
+
+class Augment(Case):
+    """256 x 256 to 224 x 224. The rival does the same steps, but hue, for a whole batch at a time."""
+
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+    def __init__(self, bench, images, jitter):
+        self.images, self.jitter = max(images // bench.shrink, 4), jitter
+        read = 0.5 * 256 * 256 * 3  # half of an image, on average
+        super().__init__("augment" + (" jitter" if jitter else ""), "%d x 256 x 256" % self.images,
+                         int(self.images * (read + 224 * 224 * 3 * 2)))
+
+    def make_set(self, bench):
+        s = argparse.Namespace()
+        s.images = torch.randint(0, 256, (self.images, 256, 256, 3), generator=bench.generator, device=bench.device,
+                                 dtype=torch.uint8)
+        s.state = torch.tensor([1, 0], dtype=torch.int64, device=bench.device)
+        s.out = bench.empty(self.images, 3, 224, 224)
+        s.mean, s.std = (torch.tensor(x, device=bench.device).view(1, 3, 1, 1) for x in (self.mean, self.std))
+        return s
+
+    def call(self, bench, s, out, out_type, **numbers):
+        call = lk.Augment(images=lk.at(s.images), image_stride=256 * 256 * 3, row_stride=256 * 3, count=out.shape[0],
+                          height=256, width=256, channels=3, state=lk.at(s.state), out=lk.at(out), out_type=out_type,
+                          out_height=224, out_width=224)
+        for name, value in dict(numbers, mean=self.mean, std=self.std).items():
+            setattr(call, name, type(getattr(call, name))(*value) if isinstance(value, tuple) else value)
+        return bench.lib.prepare("lk_augment_images", call)
+
+    def make(self, bench, s):
+        colours = dict(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1) if self.jitter else {}
+        return self.call(bench, s, s.out, lk.BF16, crop_area=(0.2, 0.8), crop_ratio=(3 / 4, 4 / 3), flip=0.5, erase=0.25,
+                         erase_area=(0.02, 0.33), erase_ratio=(0.3, 3.3), **colours)
+
+    def torch(self, images, mean, std):
+        n, device = images.shape[0], images.device
+        draw = lambda low, high: torch.rand(n, device=device) * (high - low) + low
+        x = images.permute(0, 3, 1, 2).float() / 255
+        size, ratio, flip = draw(0.2, 0.8), torch.exp(draw(math.log(3 / 4), math.log(4 / 3))), draw(0, 1) < 0.5
+        w, h = (size * ratio).sqrt().clamp(max=1), (size / ratio).sqrt().clamp(max=1)
+        zero = torch.zeros_like(w)
+        theta = torch.stack([torch.where(flip, -w, w), zero, (1 - w) * draw(-1, 1), zero, h, (1 - h) * draw(-1, 1)], 1)
+        grid = F.affine_grid(theta.view(n, 2, 3), (n, 3, 224, 224), align_corners=False)
+        x = F.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=False)
+        if self.jitter:
+            x = (x * draw(0.6, 1.4).view(n, 1, 1, 1)).clamp(0, 1)
+            gray = lambda t: (t * torch.tensor([0.2989, 0.587, 0.114], device=device).view(1, 3, 1, 1)).sum(1, keepdim=True)
+            for other in (gray(x).mean((2, 3), keepdim=True), gray(x)):
+                f = draw(0.6, 1.4).view(n, 1, 1, 1)
+                x = (f * x + (1 - f) * other).clamp(0, 1)
+        x = (x - mean) / std
+        top, left, size = draw(0, 160).view(n, 1, 1), draw(0, 160).view(n, 1, 1), draw(32, 128).view(n, 1, 1)
+        size = torch.where(draw(0, 1).view(n, 1, 1) < 0.25, size, zero.view(n, 1, 1))
+        y = torch.arange(224, device=device)
+        gone = ((y[None, :, None] - top).clamp(min=0) < size) & ((y[None, None, :] - left).clamp(min=0) < size)
+        return x.masked_fill(gone[:, None] & (size > 0)[:, None], 0).to(torch.bfloat16)
+
+    def rivals(self, bench):
+        out = {"eager": lambda s: self.torch(s.images, s.mean, s.std)}
+        fast = bench.compile(self.torch)
+        if fast:
+            out["compiled"] = lambda s: fast(s.images, s.mean, s.std)
+        return out
+
+    def check(self, bench, s):
+        plain = bench.empty(4, 3, 224, 224, dtype=torch.float32)
+        self.call(bench, s, plain, lk.FP32)()
+        bench.wait()
+        want = F.interpolate(s.images[:4].permute(0, 3, 1, 2).float() / 255, (224, 224), mode="bilinear")
+        return [(error(plain, (want - s.mean) / s.std), 1e-4), (0 if torch.isfinite(s.out.float()).all() else 1, 0)]
+
+
 def list_cases(b):
     """In the order in which they are worth their time."""
     f32 = torch.float32
@@ -508,6 +582,8 @@ def list_cases(b):
     for op in ("moe permute", "moe combine", "moe combine back", "moe route"):
         yield lambda: Moe(b, op, 8192, 2048, 8, 128)
         yield lambda: Moe(b, op, 16384, 4096, 2, 8)
+    yield lambda: Augment(b, 1024, jitter=True)
+    yield lambda: Augment(b, 1024, jitter=False)
     for kind in (lk.RMS, lk.LAYER):
         for rows, columns in shapes:
             first = (rows, columns) == shapes[0]

@@ -38,6 +38,12 @@ MoeGrads = structure("MoeGrads", dtokens=P, dtoken_stride=U64, permuted=P, permu
 MoeRows = structure("MoeRows", tokens=P, token_stride=U64, permuted=P, permuted_stride=U64, columns=U64, weights=P,
                     fill=INT)
 
+Augment = structure("Augment", images=P, image_stride=U64, row_stride=U64, count=U32, height=U32, width=U32, channels=U32,
+                    samples=P, first_sample=U64, state=P, out=P, out_type=INT, out_height=U32, out_width=U32,
+                    crop_area=F32 * 2, crop_ratio=F32 * 2, flip=F32, brightness=F32, contrast=F32, saturation=F32,
+                    hue=F32, mean=F32 * 3, std=F32 * 3, erase=F32, erase_area=F32 * 2, erase_ratio=F32 * 2,
+                    erase_value=F32 * 3, choices=P)
+
 
 def at(tensor):
     return tensor.data_ptr() if tensor is not None else None

@@ -75,6 +75,7 @@ if row build 120 build.log bash -c build_it; then
     row "CUDA compute kernels" 180 compute.log env LD_LIBRARY_PATH="$compute_paths" "$compute_test" "$cuda" "$host"
     row "AdamW beside torch's" 60 adamw_torch.log python3 "$root/kernels/examples/adamw_torch.py" "$cuda"
     row "blocks beside torch's" 90 blocks_torch.log python3 "$root/kernels/examples/blocks_torch.py" "$cuda"
+    row "augmentation from torch" 60 augment_torch.log python3 "$root/kernels/examples/augment_torch.py" "$cuda"
     row "bench" 60 bench.log "$build/perf/kernels/loongcomm-bench-kernels"
     sed '/^{/d' "$logs/bench.log"
     grep '^{' "$logs/bench.log" >"$logs/bench.jsonl"
