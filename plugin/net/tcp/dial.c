@@ -18,6 +18,7 @@
 #define PROBE_MIN_NS ((int64_t)20 * 1000000)
 #define PROBE_MAX_NS ((int64_t)250 * 1000000)
 #define SCARCE_NS    ((int64_t)10 * 1000000000)
+#define HOPELESS_NS  ((int64_t)30 * 1000000000)
 #define RAIL_NS \
     ((int64_t)3 * 1000000000) /* of one dial where there are other rails: it may be repaired soon */
 
@@ -26,6 +27,14 @@ static int64_t grown(int64_t pause, int64_t most, unsigned times)
     for (unsigned i = 0; i < times && pause < most; i++)
         pause *= 2;
     return pause < most ? pause : most;
+}
+
+/* An address of the peer that never answered may lead nowhere at all. With conn->lock held. */
+static int64_t longest_pause(const struct lane *lane)
+{
+    const struct conn *conn = lane->conn;
+
+    return conn->was_up && !conn->rails[lane->rail].proven ? HOPELESS_NS : RETRY_MAX_NS;
 }
 
 void dial_again(struct talk *talk, const char *cause, bool refused)
@@ -39,7 +48,7 @@ void dial_again(struct talk *talk, const char *cause, bool refused)
     if (talk->kind == PROBE)
         conn->next_probe = now + grown(PROBE_MIN_NS, PROBE_MAX_NS, conn->probes++);
     else
-        lane->next_dial = now + grown(RETRY_MIN_NS, RETRY_MAX_NS, lane->tries++);
+        lane->next_dial = now + grown(RETRY_MIN_NS, longest_pause(lane), lane->tries++);
     atomic_store(&engine.attention, true);
     /* Other addresses of the peer may lead to another machine. */
     refused = refused &&
@@ -87,7 +96,8 @@ static void bind_to_device(int fd, const struct lane *lane, unsigned tries)
         from.v6.sin6_port = 0;
     /* Inside one machine packets take the loopback interface, whatever the address. If the peer cannot be reached
      * through the device, every other attempt lets the routes decide, as NCCL does. */
-    if ((tries % 2 == 1 && lane->conn->n_rails == 1) || lc_tcp_address_is_local(to))
+    if ((tries % 2 == 1 && (lane->conn->n_rails == 1 || !lane->conn->rails[lane->rail].proven)) ||
+        lc_tcp_address_is_local(to))
         return;
     (void)bind(fd, &from.sa, lc_tcp_address_size(&from));
     if (engine.n_devices > 1)

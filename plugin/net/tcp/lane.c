@@ -154,6 +154,7 @@ void lane_attach(struct lane *lane, int fd, uint32_t epoch)
     lane->rate = 0;
     lane->took_at = lane->moving_at = lane->busy_since = 0;
     lane->gone = 0;
+    lane->drained = false;
     if (conn->sends)
         conn->rails[lane->rail].proven = true;
     lane->up = true;
@@ -351,6 +352,8 @@ static int write_some(struct lane *lane)
         lane_break(lane, strerror(errno));
         return -1;
     }
+    if (!atomic_load_explicit(&lane->wrote, memory_order_relaxed))
+        atomic_store(&lane->wrote, true);
     advance(lane, (size_t)put);
     return 1;
 }

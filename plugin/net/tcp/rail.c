@@ -73,10 +73,55 @@ static bool is_mine(const union lc_tcp_address *to)
     return lc_tcp_address_is_local(to);
 }
 
-int rail_choose(int dev, const struct lc_tcp_handle *h, struct rail rails[LC_TCP_RAILS], int *n_out)
+/* NCCL may have put interfaces together that are in different networks, where the peer has another one that is in this
+ * one's. */
+static void put_nearest_first(int dev, struct lc_tcp_handle *h, union lc_tcp_address *first)
+{
+    const struct lc_tcp_device *device = &engine.devices[dev];
+
+    if (lc_tcp_device_reaches(device, first))
+        return;
+    for (int i = 0; i < LC_TCP_RAILS - 1; i++) {
+        union lc_tcp_address to;
+        struct lc_tcp_wire_address far;
+
+        if (lc_tcp_address_read(&h->more[i], device->index, &to) != 0 ||
+            !lc_tcp_device_reaches(device, &to) || is_mine(&to))
+            continue;
+        far = h->address;
+        h->address = h->more[i];
+        h->more[i] = far;
+        *first = to;
+        return;
+    }
+}
+
+static void add_rails(const struct lc_tcp_handle *h, struct rail *rails, int *n)
 {
     bool used[LC_TCP_RAILS - 1] = { false };
-    int n = 1;
+
+    for (int pass = 0; pass < 2; pass++) {
+        for (int i = 0; i < LC_TCP_RAILS - 1 && *n < engine.rails; i++) {
+            union lc_tcp_address to;
+            int with;
+
+            if (used[i] || lc_tcp_address_read(&h->more[i], 0, &to) != 0)
+                continue;
+            with = find_device(rails, *n, &to, pass == 1);
+            /* A link-local address means something on the right device only. */
+            if (with < 0 ||
+                lc_tcp_address_read(&h->more[i], engine.devices[with].index, &to) != 0 ||
+                is_mine(&to))
+                continue;
+            used[i] = true;
+            rails[(*n)++] = (struct rail){ .dev = with, .to = to };
+        }
+    }
+}
+
+int rail_choose(int dev, const struct lc_tcp_handle *h, struct rail rails[LC_TCP_RAILS], int *n_out)
+{
+    struct lc_tcp_handle nearest = *h;
     int err;
 
     memset(rails, 0, LC_TCP_RAILS * sizeof(*rails));
@@ -84,25 +129,12 @@ int rail_choose(int dev, const struct lc_tcp_handle *h, struct rail rails[LC_TCP
     err = lc_tcp_address_read(&h->address, engine.devices[dev].index, &rails[0].to);
     if (err)
         return err;
+    *n_out = 1;
     /* Inside one machine nothing passes an interface. */
-    for (int pass = 0; pass < 2 && engine.rails > 1 && !is_mine(&rails[0].to); pass++) {
-        for (int i = 0; i < LC_TCP_RAILS - 1 && n < engine.rails; i++) {
-            union lc_tcp_address to;
-            int with;
-
-            if (used[i] || lc_tcp_address_read(&h->more[i], 0, &to) != 0)
-                continue;
-            with = find_device(rails, n, &to, pass == 1);
-            /* A link-local address means something on the right device only. */
-            if (with < 0 ||
-                lc_tcp_address_read(&h->more[i], engine.devices[with].index, &to) != 0 ||
-                is_mine(&to))
-                continue;
-            used[i] = true;
-            rails[n++] = (struct rail){ .dev = with, .to = to };
-        }
+    if (engine.rails > 1 && !is_mine(&rails[0].to)) {
+        put_nearest_first(dev, &nearest, &rails[0].to);
+        add_rails(&nearest, rails, n_out);
     }
-    *n_out = n;
     return 0;
 }
 
@@ -227,9 +259,13 @@ static bool is_silent(struct lane *lane, int64_t now)
 {
     struct tcp_info info;
 
+    /* Most lanes of most connections rest: they cost nothing. */
+    if (!atomic_exchange(&lane->wrote, false) && lane->drained)
+        return false;
+    lane->drained = queued(lane) == 0;
     if (!read_info(lane, &info))
         return false;
-    if (info.tcpi_bytes_acked != lane->gone || lane->moving_at == 0 || queued(lane) == 0) {
+    if (info.tcpi_bytes_acked != lane->gone || lane->moving_at == 0 || lane->drained) {
         lane->gone = info.tcpi_bytes_acked;
         lane->moving_at = now;
     }

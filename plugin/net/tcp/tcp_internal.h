@@ -65,6 +65,8 @@ struct lane {
     int index;
     pthread_mutex_t io;
     atomic_bool again; /* set before trying io: whoever holds it looks once more */
+    atomic_bool
+        wrote; /* set behind each write, by whoever holds io; rail_watch takes it back before it looks */
     /* Sender: the oldest message that the sendmsg under way reads, UINT64_MAX: none is under way. Stored by whoever holds
      * io, around the call; whoever sees it change knows that the reading is over. */
     atomic_uint_least64_t reading;
@@ -114,6 +116,7 @@ struct lane {
     int64_t took_at;    /* sender: when it took its last piece */
     uint64_t gone; /* bytes that the peer's system has confirmed, when that was last seen to grow */
     int64_t moving_at; /* when that was; or that nothing was on its way */
+    bool drained;      /* nothing was on its way when last looked at */
     uint64_t bytes;    /* of payload, sent or received; what was sent again counts again */
     uint64_t lost;     /* sockets that broke */
     uint64_t
