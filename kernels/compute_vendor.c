@@ -371,7 +371,7 @@ static int find_method(struct lk_vendor *vendor, struct description *description
                        const struct key *key, struct plan *out, int *planned)
 {
     cublasLtMatmulHeuristicResult_t result;
-    int n, err;
+    int n = 0, err;
 
     if (recall(vendor, key, out))
         return 0;

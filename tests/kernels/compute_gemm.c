@@ -34,7 +34,7 @@ static struct gemm_case make_case(const struct compute_target *t, const struct l
 {
     enum lk_type type = variant & 4 ? LK_FP16 : LK_BF16;
     enum lk_type out_type = variant & 8 ? LK_FP32 : type;
-    int at = variant & 1, bt = variant >> 1 & 1;
+    int at = (int)(variant & 1), bt = (int)(variant >> 1 & 1);
     size_t bytes = t->lib.lk_gemm_workspace_bytes(blas);
     struct gemm_case c = {
         .a = typed_new(t, type, at ? s->depth : s->rows, at ? s->rows : s->depth,

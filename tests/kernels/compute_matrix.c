@@ -169,6 +169,7 @@ static const unsigned char workspace_guard[256] = { 0x5a, 0xa5, 1, 2, 3, 4, 5, 6
 
 void *workspace_take(const struct compute_target *t, size_t bytes)
 {
+    CHECK(t);
     if (workspace.target != t || workspace.room < bytes + sizeof(workspace_guard)) {
         if (workspace.target)
             workspace.target->release(workspace.far);

@@ -326,6 +326,29 @@ static void results_do_not_depend_on_what_was_saved(const struct compute_target 
     }
 }
 
+/* Without the gradient of the matrix backward has no use for y, and takes the statistics as they were saved. */
+static void saved_statistics_serve_backward(const struct compute_target *t, struct lk_blas *blas)
+{
+    for (unsigned int traits = 0; traits < 2; traits++) {
+        uint64_t state = 193;
+        struct block_case first = make_case(t, &shapes[1], traits, &state), c;
+        struct lk_norm_linear_backward b = backward_of(&first);
+
+        b.dweight = NULL;
+        CHECK(backward(t, blas, &first, &b) == 0);
+        state = 193;
+        c = make_case(t, &shapes[1], traits, &state);
+        save(&c, 1);
+        b = backward_of(&c);
+        b.dweight = NULL;
+        CHECK(forward(t, blas, &c) == 0 && backward(t, blas, &c, &b) == 0);
+        same_bits(&c.dx, &first.dx);
+        same_bits(&c.dgamma, &first.dgamma);
+        drop_case(&first);
+        drop_case(&c);
+    }
+}
+
 static void chunks_take_less_workspace(const struct compute_target *t, struct lk_blas *blas)
 {
     uint64_t state = 179;
@@ -396,6 +419,7 @@ void check_norm_linear(const struct compute_target *t)
 
         results_follow_the_formula(t, blas);
         results_do_not_depend_on_what_was_saved(t, blas);
+        saved_statistics_serve_backward(t, blas);
         chunks_take_less_workspace(t, blas);
         no_rows_leave_zeros(t, blas);
         wrong_arguments_are_named(t, blas);

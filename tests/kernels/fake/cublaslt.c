@@ -41,6 +41,7 @@ struct method {
     uint32_t number;
     uint32_t alignments[4];
     uint64_t workspace;
+    uint64_t descriptions; /* a number that depends on everything that was described */
 };
 
 _Static_assert(sizeof(struct layout) <= sizeof(cublasLtMatrixLayoutOpaque_t), "it has to fit");
@@ -212,6 +213,21 @@ static bool fits(const struct call *call)
            l[2].columns == l[3].columns;
 }
 
+static uint64_t fingerprint(const struct call *call)
+{
+    uint64_t out = call->product.transposed[0] * 3U + call->product.transposed[1] * 7U +
+                   (uint64_t)call->product.epilogue * 1000;
+
+    for (int i = 0; i < 4; i++) {
+        const struct layout *l = &call->layouts[i];
+
+        out = (out * 1000003 + l->rows) * 1000003 + l->columns;
+        out = (out * 1000003 + (uint64_t)l->ld) * 1000003 + l->type;
+    }
+    return out;
+}
+
+/* NOLINTNEXTLINE(readability-function-size): the vendor's parameters */
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
@@ -230,7 +246,9 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     *returned = most < METHODS ? most : METHODS;
     memset(results, 0, (size_t)*returned * sizeof(*results));
     for (int i = 0; i < *returned; i++) {
-        struct method method = { .number = (uint32_t)i, .workspace = wishes.workspace };
+        struct method method = { .number = (uint32_t)i,
+                                 .workspace = wishes.workspace,
+                                 .descriptions = fingerprint(&call) };
 
         memcpy(method.alignments, wishes.alignments, sizeof(method.alignments));
         memcpy(&results[i].algo, &method, sizeof(method));
@@ -275,6 +293,7 @@ static float dot(const struct call *call, const void *a, const void *b, uint64_t
     return sum;
 }
 
+/* NOLINTNEXTLINE(readability-function-size): the vendor's parameters */
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha,
                               const void *a, cublasLtMatrixLayout_t a_desc, const void *b,
                               cublasLtMatrixLayout_t b_desc, const void *beta, const void *c,
@@ -289,6 +308,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
 
     memcpy(&method, algo, sizeof(method));
     if (!fits(&call) || method.workspace != workspace_bytes ||
+        method.descriptions != fingerprint(&call) ||
         (workspace_bytes && (uintptr_t)workspace % 256))
         return CUBLAS_STATUS_INVALID_VALUE;
     for (int i = 0; i < 4; i++)
@@ -313,8 +333,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
 
 cudaError_t cudaEventCreate(cudaEvent_t *out)
 {
-    *out = malloc(sizeof(now_ms));
-    return *out ? cudaSuccess : cudaErrorMemoryAllocation;
+    void *event = malloc(sizeof(now_ms));
+
+    *out = event;
+    return event ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t event)
