@@ -5,8 +5,9 @@
 # Is our model of this machine NCCL's? Two nodes (by NCCL_HOSTID) of all GPUs here run a small job; NCCL's dump of its
 # topology is held against `loongcomm topo` on the live machine, and every way and port in each rank's log against our
 # prediction, from the live machine and from the dump. Then the same with topology files that put GPUs and ports
-# elsewhere: what NCCL then says must be what we said before. BUILD needs loongcomm, libloongtopo.so and
-# tests/gpu/topo_job. All logs go to LOGS; ends with `N passed, N failed`; 77 where there is no GPU. Takes 20 to 50
+# elsewhere, and with that of a real machine of 16 ports, which a plugin pretends to have: what NCCL then says must be what
+# we said before. BUILD needs loongcomm, libloongtopo.so and
+# tests/gpu (topo_job, libnccl-net-named.so). All logs go to LOGS; ends with `N passed, N failed`; 77 where there is no GPU. Takes 20 to 50
 # seconds; TOPO_SECONDS: other than 58 at most.
 set -u
 root=$(readlink -f "$(dirname "$0")/../..")
@@ -51,11 +52,11 @@ job() {
     timeout -k 5 "$left" env -u LD_PRELOAD LD_LIBRARY_PATH="$libraries" NCCL_DEBUG=INFO \
         NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING,NET,ENV NCCL_DEBUG_FILE="$logs/$name.nccl.%p" \
         NCCL_TOPO_DUMP_FILE="$logs/$name.dump.xml" "$@" \
-        ${LC_TOPO_JOB:-"$build/tests/gpu/topo_job"} "$ranks" </dev/null &&
+        ${LC_TOPO_JOB:-"$build/tests/gpu/topo_job"} "$ranks" $only </dev/null &&
         [ -s "$logs/$name.dump.xml" ] && ls "$logs/$name".nccl.* >/dev/null
 }
 
-libraries=
+libraries= only=
 if [ -z "${LC_TOPO_JOB:-}" ]; then
     libraries=$(python3 "$root/tests/gpu/real_libraries.py" \
         "$(cd "$build/tests/rig" && ls -d libcudart.so.[0-9]* | grep -v '\.p$' | head -n 1)") || exit 1
@@ -72,7 +73,15 @@ for file in $(python3 -B "$root/tests/gpu/topo_given.py" "$logs/plain.dump.xml" 
     check "NCCL's job, $name" job "$name" NCCL_TOPO_FILE="$file"
     check "ways and ports: NCCL's log, $name" compare --paths "$logs/$name.json" "$logs/$name".nccl.*
 done
-grep -hE 'PXN|via NET' "$logs"/plain.nccl.* 2>/dev/null | head -n 4
+real=$root/tests/topology/data/oci-hpc/H100-topology.xml only=init
+if names=$(python3 -B "$root/tests/gpu/topo_given.py" "$logs/plain.dump.xml" "$logs" "$real"); then
+    check "our model of given-real" ours given-real "$logs/given-real.xml"
+    # whether a communicator comes about is not the question: nothing can be sent
+    job given-real NCCL_TOPO_FILE="$logs/given-real.xml" LD_LIBRARY_PATH="$libraries:$build/tests/gpu" \
+        NCCL_NET_PLUGIN=named LC_NET_NAMES="$names" >"$logs/given-real.log" 2>&1
+    check "ways: NCCL's log, given-real" compare --paths "$logs/given-real.json" "$logs"/given-real.nccl.*
+fi
+grep -hE 'PXN|via NET' "$logs"/plain.nccl.* "$logs"/given-real.nccl.* 2>/dev/null | cut -c 1-300 | head -n 4
 [ "$gpus" -gt 1 ] || echo "one GPU shows no PXN: that needs two of a node, and GPUDirect"
 echo "$passed passed, $failed failed"
-[ "$failed" -eq 0 ] && [ "$passed" -ge 18 ]
+[ "$failed" -eq 0 ] && [ "$passed" -ge 20 ]

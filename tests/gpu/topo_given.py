@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""usage: topo_given.py DUMP FOLDER
+"""usage: topo_given.py DUMP FOLDER [FILE]
 From NCCL's dump of this machine, topology files in which the GPUs and ports that are here hang elsewhere: what NCCL makes
-of such a file can be predicted from the file. Prints their names, one a line."""
+of such a file can be predicted from the file. Prints their names, one a line.
+With FILE, the topology of another machine: FOLDER/given-real.xml is that machine with the GPUs that are here in place of
+as many of its own. Prints the names of its ports by their numbers, with commas between."""
 import copy
 import os
 import sys
@@ -85,8 +87,34 @@ def narrow(given):
         given.card(given.switch(cpu, 0x30 + net, NARROW), 0x40 + net, net, 400000)
 
 
+def real(dump, file):
+    """All of the file but GPUs. Its bus ids are moved to another domain, lest NCCL finds them here."""
+    given = Given(dump)
+    root = xml.parse(file).getroot()
+    for element in root.iter():
+        for name in ("busid", "target"):
+            if element.get(name, "").startswith("0000:"):
+                element.set(name, "fffe" + element.get(name)[4:])
+    places = [(parent, pci) for parent in root.iter() for pci in parent.findall("pci") if pci.find("gpu") is not None]
+    chosen = {len(places) * i // len(given.gpus): gpu for i, gpu in enumerate(given.gpus[:len(places)])}
+    for place, (parent, pci) in enumerate(places):
+        if place in chosen:
+            gpu = chosen[place]
+            gpu.attrib.update({key: pci.get(key) for key in ("link_speed", "link_width") if pci.get(key)})
+            gpu.find("gpu").attrib.pop("keep", None)
+            parent.insert(list(parent).index(pci), gpu)
+        parent.remove(pci)
+    ports = sorted(root.iter("net"), key=lambda net: int(net.get("dev")))
+    return root, ",".join(net.get("name") for net in ports)
+
+
 def main():
-    dump, folder = sys.argv[1:]
+    dump, folder = sys.argv[1:3]
+    if len(sys.argv) > 3:
+        root, names = real(dump, sys.argv[3])
+        xml.ElementTree(root).write(os.path.join(folder, "given-real.xml"))
+        print(names)
+        return
     for make in (beside, across, split, narrow):
         given = Given(dump)
         make(given)

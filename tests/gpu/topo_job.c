@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * usage: topo_job RANKS
+ * usage: topo_job RANKS [init]
  * A job that has NCCL choose its ways: an all-reduce, and sends between all ranks. Ranks take the GPUs in turn; where
- * there are fewer, those of one round are a node of their own. */
+ * there are fewer, those of one round are a node of their own. With init it ends when the communicator is there. */
 #include "tests/check.h"
 #include "tests/rig/ranks.h"
 
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -16,6 +17,7 @@
 #define COUNT 65536
 
 struct shared {
+    bool only_init;     /* before the ranks start */
     ncclUniqueId id;    /* written by rank 0 before has_id */
     _Atomic int has_id; /* release, acquire */
 };
@@ -74,7 +76,8 @@ static int run_rank(int rank, int ranks, void *arg)
     while (!atomic_load(&shared->has_id))
         usleep(500);
     NCCL(ncclCommInitRank(&comm, ranks, shared->id, rank));
-    work(comm, stream, rank, ranks);
+    if (!shared->only_init)
+        work(comm, stream, rank, ranks);
     NCCL(ncclCommDestroy(comm));
     CUDA(cudaStreamDestroy(stream));
     return 0;
@@ -85,6 +88,7 @@ int main(int argc, char **argv)
     struct shared *shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE,
                                  MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 
-    CHECK(argc == 2 && shared != MAP_FAILED);
+    CHECK((argc == 2 || argc == 3) && shared != MAP_FAILED);
+    shared->only_init = argc == 3;
     return lc_ranks_run(atoi(argv[1]), run_rank, shared, 60);
 }

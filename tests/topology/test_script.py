@@ -58,7 +58,7 @@ class Script(TopoTest):
     def test_a_machine_that_is_as_nccl_has_it_passes(self):
         code, output = self.run_script()
         self.assertEqual(code, 0, output)
-        self.assertIn("18 passed, 0 failed\n", output)
+        self.assertIn("20 passed, 0 failed\n", output)
 
     def test_what_nccl_has_otherwise_fails(self):
         code, output = self.run_script(wrong="given-across", live=MACHINE.replace('count="18"', 'count="12"'))
@@ -66,7 +66,7 @@ class Script(TopoTest):
         self.assertIn("FAILED: devices and links: this machine, NCCL's dump\n", output)
         self.assertIn("count is 18 for NCCL, 12 for us", output)
         self.assertIn("FAILED: ways and ports: NCCL's log, given-across\n", output)
-        self.assertIn("16 passed, 2 failed\n", output)
+        self.assertIn("18 passed, 2 failed\n", output)
 
 
 if __name__ == "__main__":
