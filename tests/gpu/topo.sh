@@ -5,13 +5,13 @@
 # Is our model of this machine NCCL's? Two nodes (by NCCL_HOSTID) of all GPUs here run a small job; NCCL's dump of its
 # topology is held against `loongcomm topo` on the live machine, and every way and port in each rank's log against our
 # prediction, from the live machine and from the dump. Then the same with topology files that put GPUs and ports
-# elsewhere, and with that of a real machine of 16 ports, which a plugin pretends to have: what NCCL then says must be what
-# we said before. BUILD needs loongcomm, libloongtopo.so and
-# tests/gpu (topo_job, libnccl-net-named.so). All logs go to LOGS; ends with `N passed, N failed`; 77 where there is no GPU. Takes 20 to 50
-# seconds; TOPO_SECONDS: other than 58 at most.
+# elsewhere, and with that of a real machine of 16 ports, which a plugin pretends to have: what NCCL then says must be
+# what we said before. BUILD needs loongcomm, libloongtopo.so (which needs hwloc and libxml2), and topo_job and
+# libnccl-net-named.so of tests/gpu. All logs go to LOGS; ends with `N passed, N failed`; 77 where there is no GPU.
+# Takes 20 to 50 seconds; TOPO_SECONDS: other than 58 at most.
 set -u
 root=$(readlink -f "$(dirname "$0")/../..")
-[ $# -eq 2 ] || { sed -n '4,12s/^# \?//p' "$0" >&2; exit 2; }
+[ $# -eq 2 ] || { sed -n '4,11s/^# \?//p' "$0" >&2; exit 2; }
 mkdir -p "$1" || exit 2
 logs=$(readlink -f "$1") build=$(readlink -f "$2")
 gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
