@@ -14,9 +14,10 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-#define POSTED 6  /* at first */
-#define MORE   40 /* and so many on the way: what came before its receive is taken then */
-#define ROOM   300
+#define POSTED 6     /* at first */
+#define MORE   40    /* and so many on the way: what came before its receive is taken then */
+#define ROOM   9000  /* more than a block, and than may come early */
+#define BODY   16384 /* of a frame, at most */
 
 static void post(struct conn *conn, unsigned char *buffers)
 {
@@ -31,6 +32,24 @@ static void post(struct conn *conn, unsigned char *buffers)
         conn_take_early(conn, &conn->ring[i]);
 }
 
+/* A map, and as many bytes as it says. */
+static size_t make_sparse(struct input *in, size_t length, unsigned char *out)
+{
+    size_t size = lc_tcp_map_size(length);
+    size_t at = 0;
+    size_t run;
+
+    take(in, out, size);
+    if (take_byte(in) & 1)
+        out[size - 1] &= 1; /* more often one that is sane */
+    for (; lc_tcp_map_next(out, length, &at, &run); at += run) {
+        memset(out + size, 0x5a, run);
+        take(in, out + size, run < 4 ? run : 4);
+        size += run;
+    }
+    return size;
+}
+
 /* Mostly sane numbers; the flags choose what is left as it came. */
 static size_t make_frame(struct input *in, struct conn *conn, struct lane *lane, unsigned char *out)
 {
@@ -41,9 +60,9 @@ static size_t make_frame(struct input *in, struct conn *conn, struct lane *lane,
     f.type = (uint8_t)(take_byte(in) % LC_TCP_FRAMES);
     f.lane = take_byte(in) & 3;
     f.seq = take_byte(in) % (POSTED + MORE);
-    f.size = take_byte(in) * 2u;
-    f.offset = take_byte(in) * 2u;
-    f.length = take_byte(in);
+    f.size = take_byte(in) * 2u << (flags & 16 ? 5 : 0);
+    f.offset = take_byte(in) * 2u << (flags & 16 ? 5 : 0);
+    f.length = (uint64_t)take_byte(in) << (flags & 16 ? 6 : 0);
     f.number = flags & 1 ? take_byte(in) : lane->count + 1;
     f.arg = flags & 2 ? take_byte(in) : (uint32_t)conn->n_lanes;
     if (f.type == LC_TCP_CONTROL && !(flags & 4)) {
@@ -52,8 +71,12 @@ static size_t make_frame(struct input *in, struct conn *conn, struct lane *lane,
     }
     if (flags & 8)
         take(in, (char *)&f + take_byte(in) % (sizeof(f) - 7), 8);
+    if (f.type == LC_TCP_PIECE && !(flags & 2))
+        f.arg = flags & 32 ? LC_TCP_SPARSE : 0;
     memcpy(out, &f, sizeof(f));
-    body = f.length < 1024 ? (size_t)f.length : 1024;
+    body = f.length < BODY ? (size_t)f.length : BODY;
+    if (f.type == LC_TCP_PIECE && f.arg == LC_TCP_SPARSE && body)
+        return sizeof(f) + make_sparse(in, body, out + sizeof(f));
     take(in, out + sizeof(f), body);
     return sizeof(f) + body;
 }
@@ -69,8 +92,7 @@ static int give(struct lane *lane, const unsigned char *bytes, size_t size)
             abort(); /* a lane that waits for ever */
         if (lane->dst_left) {
             memcpy(lane->dst, bytes, n);
-            lane->dst += n;
-            lane->dst_left -= n;
+            lane_took(lane, n);
         } else {
             memcpy(lane->in + lane->in_end, bytes, n);
             lane->in_end += n;
@@ -88,7 +110,7 @@ static void hear(struct input *in, bool sends)
     unsigned char *buffers = calloc(POSTED + MORE,
                                     ROOM); /* of its own, so that a byte beyond is seen */
     struct conn *conn = conn_new(sends, 0, 3, LC_TCP_PIECE_MIN);
-    unsigned char bytes[sizeof(struct lc_tcp_frame) + 1024];
+    unsigned char bytes[sizeof(struct lc_tcp_frame) + BODY + LC_TCP_MAP_BYTES];
 
     if (!buffers || !conn)
         abort();

@@ -5,7 +5,7 @@
 
 #include "common/deadline.h"
 #include "common/log.h"
-#include "plugin/net/tcp/wire.h"
+#include "plugin/net/tcp/tcp_internal.h"
 
 #include <errno.h>
 #include <sched.h>
@@ -149,9 +149,10 @@ static void a_short_message_too_long_fails_both_sides_too(bool early)
     if (!early)
         CHECK(lc_net_tcp.irecv(pair.recv, 1, &at, &room, &tag, NULL, &recv) == 0 && recv);
     CHECK(lc_net_tcp.isend(pair.send, from, 100, 0, NULL, &send) == 0 && send);
-    wait_done(send, 100);
-    if (early)
+    if (early) {
+        wait_done(send, 100);
         CHECK(lc_net_tcp.irecv(pair.recv, 1, &at, &room, &tag, NULL, &recv) == 0 && recv);
+    } /* else the sender may know that there is too little room, and wait to be told of the end */
     CHECK(wait_error(recv) == -EMSGSIZE);
     while (lc_net_tcp.isend(pair.send, from, 1, 0, NULL, &send) != -EREMOTEIO) {
         bool done;
@@ -164,7 +165,8 @@ static void a_short_message_too_long_fails_both_sides_too(bool early)
     pair_close(&pair);
 }
 
-#define SHORT 20
+#define SHORT \
+    (LC_TCP_EARLY * 3 / 4) /* what a sender may be ahead, for a quarter need not be confirmed */
 
 /* The caller's buffer is free again, whatever becomes of the message. */
 static void send_short(struct pair *pair, int i, size_t size)
@@ -196,7 +198,7 @@ static void expect_short(struct pair *pair, int i, size_t size)
 
 static size_t short_size(int i)
 {
-    static const size_t sizes[] = { 1, 0, LC_TCP_EARLY_MAX, 55, 4096 };
+    static const size_t sizes[] = { LC_TCP_EARLY_MAX, 0, LC_TCP_EARLY_MAX - 1, 55, 8000 };
 
     return sizes[i % 5];
 }
@@ -214,8 +216,24 @@ static void short_messages_do_not_wait_for_their_receives(void)
     pair_close(&pair);
 }
 
+/* Lanes of the pool bring it ahead of what lane 0 has, which nobody reads yet. */
+static void wait_for_goodbye(const struct pair *pair)
+{
+    struct conn *conn = (struct conn *)pair->recv;
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+    bool gone = conn->n_lanes == 1;
+
+    while (!gone) {
+        pthread_mutex_lock(&conn->lock);
+        gone = conn->peer_gone;
+        pthread_mutex_unlock(&conn->lock);
+        CHECK(!lc_deadline_passed(end));
+        sched_yield();
+    }
+}
+
 /* Slowly, so that it is still under way when the sender is closed. */
-static void what_was_sent_arrives_after_the_sender_was_closed(void)
+static void what_was_sent_arrives_after_the_sender_was_closed(bool late)
 {
     struct relay *relay = relay_open((struct harm){ .chunk = 100 });
     unsigned char handle[LC_NET_HANDLE_BYTES];
@@ -234,12 +252,129 @@ static void what_was_sent_arrives_after_the_sender_was_closed(void)
     for (int i = 0; i < SHORT; i++)
         send_short(&pair, i, short_size(i));
     lc_net_tcp.close_send(pair.send);
+    if (late)
+        wait_for_goodbye(&pair);
     for (int i = 0; i < SHORT; i++)
         expect_short(&pair, i, short_size(i));
     if (lc_net_tcp.irecv(pair.recv, 1, &at, &room, &tag, NULL, &recv) == 0)
         CHECK(wait_error(recv) == -EREMOTEIO);
     lc_net_tcp.close_recv(pair.recv);
     relay_close(relay);
+}
+
+/* ---- zeros ---- */
+
+enum zeros {
+    ALL,
+    EVERY_OTHER,
+    RANDOM,
+    BUT_THE_LAST_BYTE, /* of each block */
+    NEGATIVE,          /* floating point: their bits are not zero */
+    NONE,
+    ZEROS
+};
+
+static void fill_zeros(enum zeros kind, unsigned char *out, size_t size, unsigned seed)
+{
+    uint64_t state = seed * 2654435761u + 1;
+
+    memset(out, 0, size);
+    for (size_t at = 0; at < size; at += LC_TCP_BLOCK) {
+        size_t n = size - at < LC_TCP_BLOCK ? size - at : LC_TCP_BLOCK;
+
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        if (kind == NONE || (kind == EVERY_OTHER && at / LC_TCP_BLOCK % 2) ||
+            (kind == RANDOM && state >> 62 == 0))
+            memset(out + at, (int)(state >> 40) | 1, n);
+        if (kind == BUT_THE_LAST_BYTE)
+            out[at + n - 1] = 1;
+        for (size_t i = 3; kind == NEGATIVE && i < n; i += 4)
+            out[at + i] = 0x80;
+    }
+}
+
+/* The room is larger than the message: what lies behind it is not touched. */
+static void zeros_are_exact(void)
+{
+    static const size_t sizes[] = { 16384, 16385, 100001, 131072, 135167, 1 << 20, 3000000 };
+    static unsigned char from[3000000 + 16];
+    static unsigned char to[3000000 + 16];
+    struct pair pair = pair_open(ctx, 0);
+
+    for (unsigned i = 0; i < sizeof(sizes) / sizeof(*sizes) * ZEROS; i++) {
+        size_t size = sizes[i / ZEROS];
+        unsigned shift = i % 3; /* nothing need be aligned */
+
+        fill_zeros(i % ZEROS, from + shift, size, i);
+        memset(to, 0xa5, sizeof(to));
+        pair_send(&pair, from + shift, size, to + 3 - shift, sizeof(to) - 3);
+        CHECK(memcmp(from + shift, to + 3 - shift, size) == 0);
+        CHECK(to[2 - shift] == 0xa5 && to[3 - shift + size] == 0xa5);
+    }
+    pair_close(&pair);
+}
+
+static unsigned long elided_of(struct pair *pair, enum zeros kind, size_t size)
+{
+    unsigned long before = atomic_load(&engine.elided);
+    static unsigned char from[1 << 20];
+    static unsigned char to[1 << 20];
+
+    fill_zeros(kind, from, size, 1);
+    pair_send(pair, from, size, to, size);
+    return atomic_load(&engine.elided) - before;
+}
+
+static void zeros_stay_at_home(void)
+{
+    struct pair pair = pair_open(ctx, 0);
+    int tries = 0;
+
+    CHECK(elided_of(&pair, ALL, 1 << 20) == 1 << 20);
+    CHECK(elided_of(&pair, EVERY_OTHER, 1 << 20) == 1 << 19);
+    CHECK(elided_of(&pair, ALL, LC_TCP_EARLY_MAX) == 0); /* too short to look at */
+    CHECK(elided_of(&pair, NEGATIVE, 1 << 20) == 0);
+    CHECK(elided_of(&pair, BUT_THE_LAST_BYTE, 1 << 20) == 0);
+    /* After some time without zeros nobody looks for them, but for one piece in many. */
+    for (int i = 0; i < 20; i++)
+        CHECK(elided_of(&pair, NONE, 1 << 20) == 0);
+    while (elided_of(&pair, ALL, 1 << 20) == 0)
+        CHECK(++tries < 200);
+    CHECK(elided_of(&pair, ALL, 1 << 20) == 1 << 20);
+    engine.elide = false;
+    CHECK(elided_of(&pair, ALL, 1 << 20) == 0);
+    engine.elide = true;
+    pair_close(&pair);
+}
+
+static void maps_say_what_comes(void)
+{
+    static unsigned char data[70000];
+    static unsigned char out[sizeof(data)];
+    unsigned char map[LC_TCP_MAP_BYTES];
+
+    for (unsigned i = 0; i < 300; i++) {
+        size_t size = 1 + i * 7919u % sizeof(data);
+        size_t at = 0;
+        size_t sum = 0;
+        size_t run;
+
+        fill_zeros(i % ZEROS, data, size, i);
+        memset(out, 0xa5, sizeof(out));
+        memset(map, 0xff, sizeof(map));
+        CHECK(lc_tcp_map_make(data, size, map) <= size && lc_tcp_map_is_sane(map, size));
+        lc_tcp_map_zero(map, size, out);
+        for (; lc_tcp_map_next(map, size, &at, &run); at += run) {
+            CHECK(run > 0 && at + run <= size);
+            memcpy(out + at, data + at, run);
+            sum += run;
+        }
+        CHECK(sum == lc_tcp_map_make(data, size, map) && memcmp(data, out, size) == 0);
+        if ((size + LC_TCP_BLOCK - 1) / LC_TCP_BLOCK % 8) {
+            map[lc_tcp_map_size(size) - 1] |= 0x80;
+            CHECK(!lc_tcp_map_is_sane(map, size));
+        }
+    }
 }
 
 static void closing_one_side_fails_the_other(void)
@@ -311,7 +446,11 @@ int main(int argc, char **argv)
     a_short_message_too_long_fails_both_sides_too(false);
     a_short_message_too_long_fails_both_sides_too(true);
     short_messages_do_not_wait_for_their_receives();
-    what_was_sent_arrives_after_the_sender_was_closed();
+    what_was_sent_arrives_after_the_sender_was_closed(false);
+    what_was_sent_arrives_after_the_sender_was_closed(true);
+    maps_say_what_comes();
+    zeros_are_exact();
+    zeros_stay_at_home();
     closing_one_side_fails_the_other();
     bad_arguments_are_refused();
     connections_come_and_go();

@@ -344,7 +344,7 @@ static int fill_notices(struct lane *lane)
     struct conn *conn = lane->conn;
     int n = 0;
 
-    for (int i = 0; i < conn->n_lanes && n < BATCH; i++) {
+    for (int i = 0; i < conn->n_lanes && n < BATCH && !conn->closing; i++) {
         struct lane *about = &conn->lanes[i];
         struct lc_tcp_frame f = { .magic = LC_TCP_FRAME_MAGIC,
                                   .type = LC_TCP_DOWN,
@@ -490,7 +490,8 @@ static int begin_early(struct lane *lane, const struct lc_tcp_frame *f)
     struct conn *conn = lane->conn;
     struct early *early;
 
-    if (f->seq - conn->acked >= LC_TCP_EARLY || f->size > LC_TCP_EARLY_MAX || f->length != f->size)
+    if (f->seq - conn->acked >= LC_TCP_EARLY || f->size > LC_TCP_EARLY_MAX ||
+        f->length != f->size || f->arg != 0)
         return -EPROTO;
     if (!conn->early) {
         conn->early = calloc(LC_TCP_EARLY, sizeof(*conn->early));
@@ -694,6 +695,8 @@ void conn_fill_batch(struct lane *lane)
         fill_receiver(lane);
     if (lane->iov_n == 0)
         lane->idle = true;
+    else
+        atomic_store(&lane->reading, lane->oldest); /* before anybody can confirm what is in it */
     pthread_mutex_unlock(&conn->lock);
 }
 
@@ -715,11 +718,12 @@ void conn_close(struct conn *conn)
     engine_delist(conn);
     engine_bury(conn);
     pthread_mutex_unlock(&engine.lock);
-    for (int i = 0; i < conn->n_lanes; i++)
-        lane_close(&conn->lanes[i]);
+    /* First: a lane that is still open must not tell of closed ones that they are down, or the peer gives them up unread. */
     pthread_mutex_lock(&conn->lock);
     conn->closing = true;
     pthread_mutex_unlock(&conn->lock);
+    for (int i = 0; i < conn->n_lanes; i++)
+        lane_close(&conn->lanes[i]);
     count_conn(conn); /* what NCCL never closes is not freed */
     conn_unref(conn);
     engine_wake();

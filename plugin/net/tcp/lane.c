@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #define READ_MAX       ((size_t)1 << 20)       /* of one readv: bounds the time of a call */
+#define PLACES         16                      /* likewise */
 #define PROBE_AFTER_NS ((int64_t)20 * 1000000) /* a sender that is there comes back sooner */
 
 void lane_init(struct lane *lane, struct conn *conn, int index)
@@ -37,6 +38,7 @@ static void reset(struct lane *lane)
     lane->dst_left = 0;
     lane->in_piece = false;
     lane->in_early = false;
+    lane->in_sparse = false;
     lane->out_cut = false;
     lane->iov_at = lane->iov_n = 0;
     lane->n_short = 0;
@@ -192,10 +194,19 @@ static int take_error(struct lane *lane, const struct lc_tcp_frame *f, const uns
     return 0;
 }
 
+static int begin_piece(struct lane *lane, const struct lc_tcp_frame *f, const unsigned char *map)
+{
+    int err = conn_begin_piece(lane, f);
+
+    if (!err && f->arg == LC_TCP_SPARSE)
+        err = lane_begin_sparse(lane, map);
+    return err;
+}
+
 static int take_frame(struct lane *lane, const struct lc_tcp_frame *f, const unsigned char *body)
 {
     switch (f->type) {
-    case LC_TCP_PIECE: return conn_begin_piece(lane, f);
+    case LC_TCP_PIECE: return begin_piece(lane, f, body);
     case LC_TCP_DOWN: return conn_down(lane, f);
     case LC_TCP_CONTROL: return conn_take_control(lane, f, body);
     case LC_TCP_ERROR: return take_error(lane, f, body);
@@ -206,8 +217,7 @@ static int take_frame(struct lane *lane, const struct lc_tcp_frame *f, const uns
 static void take_payload(struct lane *lane, size_t n)
 {
     memcpy(lane->dst, lane->in + lane->in_start, n);
-    lane->dst += n;
-    lane->dst_left -= n;
+    lane_took(lane, n);
     lane->in_start += n;
 }
 
@@ -227,6 +237,8 @@ static int parse_one(struct lane *lane)
         return err;
     if (f.type != LC_TCP_PIECE)
         whole += f.length;
+    else if (f.arg == LC_TCP_SPARSE)
+        whole += lc_tcp_map_size((size_t)f.length);
     if (have < whole)
         return 0;
     err = take_frame(lane, &f, lane->in + lane->in_start + sizeof(f));
@@ -243,8 +255,10 @@ int lane_parse(struct lane *lane)
         int got;
 
         if (lane->in_piece) {
-            if (lane->dst_left && have)
+            while (lane->dst_left && have) {
                 take_payload(lane, have < lane->dst_left ? have : lane->dst_left);
+                have = lane->in_end - lane->in_start;
+            }
             if (lane->dst_left)
                 break;
             lane->in_piece = false;
@@ -267,17 +281,20 @@ int lane_parse(struct lane *lane)
 /* 1: something was read, 0: nothing there, -1: the lane is broken. */
 static int read_some(struct lane *lane)
 {
-    struct iovec iov[2];
-    int n = 0;
+    struct iovec iov[PLACES + 1];
+    size_t direct;
+    int n = lane_places(lane, iov, PLACES, &direct);
+    bool whole = n < PLACES; /* the piece ends within them */
     ssize_t got;
-    size_t direct = 0;
 
-    if (lane->dst_left) {
-        direct = lane->dst_left < READ_MAX ? lane->dst_left : READ_MAX;
-        iov[n++] = (struct iovec){ lane->dst, direct };
+    if (direct > READ_MAX) {
+        n = 1;
+        whole = false;
+        direct = iov->iov_len < READ_MAX ? iov->iov_len : READ_MAX;
+        iov->iov_len = direct;
     }
     /* The next header, but not much of its payload, which would be copied once more. */
-    if (direct == lane->dst_left)
+    if (whole)
         iov[n++] = (struct iovec){ lane->in + lane->in_end,
                                    direct ? 512 : sizeof(lane->in) - lane->in_end };
     do {
@@ -289,11 +306,10 @@ static int read_some(struct lane *lane)
         lane_break(lane, got == 0 ? "closed by the other side" : strerror(errno));
         return -1;
     }
-    if (direct) {
-        size_t part = (size_t)got < direct ? (size_t)got : direct;
+    while (got > 0 && lane->dst_left) {
+        size_t part = (size_t)got < lane->dst_left ? (size_t)got : lane->dst_left;
 
-        lane->dst += part;
-        lane->dst_left -= part;
+        lane_took(lane, part);
         got -= (ssize_t)part;
     }
     lane->in_end += (size_t)got;
@@ -332,13 +348,16 @@ static int write_some(struct lane *lane)
     struct msghdr msg = { 0 };
     ssize_t put;
 
-    if (lane->iov_n == 0)
+    if (lane->iov_n == 0) {
         conn_fill_batch(lane);
+        if (lane->conn->sends)
+            lane_elide(lane);
+    }
     if (lane->iov_n == 0)
         return 0;
     msg.msg_iov = lane->iov + lane->iov_at;
     msg.msg_iovlen = (size_t)(lane->iov_n - lane->iov_at);
-    atomic_store(&lane->reading, lane->oldest);
+    atomic_store(&lane->reading, lane->oldest); /* also for the rest of a batch */
     do {
         put = sendmsg(lane->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
     } while (put < 0 && errno == EINTR);

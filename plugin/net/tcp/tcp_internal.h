@@ -17,6 +17,7 @@
 #define LC_PLUGIN_NET_TCP_INTERNAL_H
 
 #include "plugin/net/tcp/device.h"
+#include "plugin/net/tcp/sparse.h"
 #include "plugin/net/tcp/wire.h"
 
 #include <pthread.h>
@@ -25,7 +26,7 @@
 
 #define RING         64    /* pieces of one lane that are sent and not confirmed */
 #define BATCH        8     /* frames of one sendmsg */
-#define IOVS         16    /* a header and a payload each */
+#define IOVS         48    /* a header and a payload each, or the runs of a sparse piece */
 #define IN_BYTES     10240 /* holds any frame without its payload, and short messages whole */
 #define CAUSE        200
 #define DEVICES_TEXT ((size_t)LC_TCP_RAILS * (IF_NAMESIZE + 2))
@@ -90,6 +91,12 @@ struct lane {
     struct lc_tcp_frame heads[BATCH];
     unsigned char in[IN_BYTES];
     unsigned char out[LC_TCP_CONTROL_MAX];
+    /* sparse.c; receiver: of the piece that comes; sender: of the batch */
+    bool in_sparse; /* more runs come */
+    unsigned char *base;
+    size_t run_at; /* none of them begins earlier in it */
+    unsigned char in_map[LC_TCP_MAP_BYTES];
+    unsigned char out_map[LC_TCP_MAP_BYTES + 64];
 
     /* under conn->lock */
     bool up;
@@ -160,6 +167,10 @@ struct conn {
     uint64_t ticket;           /* sender: of the handle, until claimed */
     bool claimed;              /* NCCL holds it */
     int64_t expires;           /* where it is not */
+
+    /* Sender; relaxed, each lane adds to them: what it costs if they are wrong is a look more or less. */
+    atomic_uint dense;   /* pieces in a row that were not worth a map */
+    atomic_uint skipped; /* that were not looked at */
 
     pthread_mutex_t lock;
     struct lc_net_request ring[LC_TCP_WINDOW];
@@ -252,10 +263,12 @@ struct engine {
     int threads_wanted;
     uint32_t piece;
     int64_t timeout_ns;
+    bool elide;
 
     atomic_ulong strangers; /* sockets that did not know a token */
     atomic_ulong broken;    /* sockets that ended before their connection */
     atomic_ulong resent;    /* pieces */
+    atomic_ulong elided;    /* bytes that were zero and not sent */
 };
 extern struct engine engine;
 
@@ -315,6 +328,14 @@ void linger_add(
 int64_t linger_step(int64_t now);    /* when to look again */
 void linger_finish(void);            /* waits a moment for those that are left, and closes them */
 void linger_forget(void);            /* in a child, with engine.lock held */
+
+/* sparse.c; all with io held */
+void lane_elide(struct lane *lane); /* the batch that has just been filled */
+/* The piece that has just begun comes without its zeros. -EPROTO: the map is none. */
+int lane_begin_sparse(struct lane *lane, const unsigned char *map);
+void lane_took(struct lane *lane, size_t n); /* bytes have come to dst */
+/* Where the rest of the piece goes; the number of places. */
+int lane_places(const struct lane *lane, struct iovec *iov, int most, size_t *bytes);
 
 /* lane.c */
 void lane_init(struct lane *lane, struct conn *conn, int index);

@@ -22,7 +22,7 @@ static int check_piece(const struct lc_tcp_frame *f)
     if (f->number == 0 || f->size > LC_TCP_MAX_BYTES || f->length > LC_TCP_PIECE_MAX ||
         f->offset > f->size || f->length > f->size - f->offset)
         return -EPROTO;
-    return 0;
+    return f->arg == 0 || (f->arg == LC_TCP_SPARSE && f->length) ? 0 : -EPROTO;
 }
 
 static int check_control(const struct lc_tcp_frame *f)

@@ -18,7 +18,7 @@
 #include <stdint.h>
 
 #define LC_TCP_MAGIC   0x6c63746370317e0aull
-#define LC_TCP_VERSION 2u
+#define LC_TCP_VERSION 3u
 #define LC_TCP_TOKEN   16
 #define LC_TCP_LANES   16 /* most of one connection */
 #define LC_TCP_RAILS   4  /* most interfaces of one connection */
@@ -98,10 +98,10 @@ struct lc_tcp_reply {
 };
 
 enum lc_tcp_frame_type {
-    LC_TCP_PIECE = 1,
-    LC_TCP_DOWN,    /* `lane` is broken up to epoch `arg`: say how far it came */
-    LC_TCP_CONTROL, /* seq: acked; size: posted; `arg` lane words and size - seq sizes follow */
-    LC_TCP_ERROR,   /* the other side has failed; `length` bytes of text follow */
+    LC_TCP_PIECE = 1, /* `arg` is 0: all of it follows, or LC_TCP_SPARSE */
+    LC_TCP_DOWN,      /* `lane` is broken up to epoch `arg`: say how far it came */
+    LC_TCP_CONTROL,   /* seq: acked; size: posted; `arg` lane words and size - seq sizes follow */
+    LC_TCP_ERROR,     /* the other side has failed; `length` bytes of text follow */
     LC_TCP_BYE, /* the other side closes; seq: acked, from a receiver; size: messages sent, from a sender */
     LC_TCP_FRAMES
 };
@@ -126,6 +126,7 @@ struct lc_tcp_lane_word {
     uint32_t open; /* 0: nothing more will be taken from this epoch */
 };
 
+#define LC_TCP_SPARSE      1u /* a map follows (sparse.h) and those blocks that are not zero */
 #define LC_TCP_FRAME_MAGIC 0x3154434cu
 #define LC_TCP_CONTROL_MAX \
     (LC_TCP_LANES * sizeof(struct lc_tcp_lane_word) + LC_TCP_WINDOW * sizeof(uint64_t))
