@@ -380,7 +380,8 @@ static void draws_are_spread_as_asked_for(const struct compute_target *t)
     static const uint32_t sizes[4] = { 64, 64, 32, 32 };
     const uint32_t n = t->small ? 64 : 4096;
     struct augment_case *c = make_case(t, n, sizes, 1, LK_BF16, -1);
-    double flips = 0, erased = 0, area = 0, bright = 0, hue = 0, both = 0, place = 0, chi = 0;
+    double flips = 0, erased = 0, area = 0, bright = 0, hue = 0, both = 0, place = 0, chi = 0,
+           shape = 0, spread = 0;
     uint32_t orders[256] = { 0 };
 
     c->a.hue = 0.5F;
@@ -392,6 +393,8 @@ static void draws_are_spread_as_asked_for(const struct compute_target *t)
         flips += ch->flip;
         erased += ch->erase_height > 0;
         area += (double)ch->height * ch->width / 4096;
+        shape += log((double)ch->width / ch->height);
+        spread += fabs(log((double)ch->width / ch->height));
         place += ((double)ch->top + 0.5) / (64 - ch->height + 1);
         bright += (double)ch->brightness - 1;
         hue += (double)ch->hue;
@@ -401,6 +404,8 @@ static void draws_are_spread_as_asked_for(const struct compute_target *t)
     check_share(flips / n, 0.5, 0.5, n);
     check_share(erased / n, 0.25, 0.45, n); /* a rectangle is found nearly always */
     check_share(area / n, 0.35, 0.1, n);    /* uniform in 0.3, and rounding to pixels */
+    check_share(shape / n, 0, 0.17, n);
+    check_share(spread / n, 0.144, 0.09, n);
     check_share(place / n, 0.5, 0.3, n);
     check_share(bright / n, 0, 0.8 / sqrt(12), n);
     check_share(hue / n, 0, 1 / sqrt(12), n);
