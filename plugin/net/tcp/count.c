@@ -55,6 +55,8 @@ void count_conn(struct conn *conn)
         count(lane->dev, peer, "rails_lost", lane->rail_lost, &lane->told_rail_lost);
     }
     count(conn->dev, peer, "pieces_sent_again", c->resent, &told->resent);
+    count(conn->dev, peer, "zero_bytes_not_sent",
+          atomic_load_explicit(&conn->elided, memory_order_relaxed), &conn->told_elided);
     count(conn->dev, peer, "waits", c->waits, &told->waits);
     pthread_mutex_unlock(&conn->lock);
 }

@@ -150,6 +150,7 @@ static bool put_sparse(struct lane *lane, struct lc_tcp_frame *head, const struc
     iov[(*n)++] = (struct iovec){ map, lc_tcp_map_size(length) };
     for (; lc_tcp_map_next(map, length, &at, &run); at += run)
         iov[(*n)++] = (struct iovec){ (char *)payload->iov_base + at, run };
+    atomic_fetch_add_explicit(&lane->conn->elided, length - live, memory_order_relaxed);
     atomic_fetch_add_explicit(&engine.elided, length - live, memory_order_relaxed);
     return true;
 }

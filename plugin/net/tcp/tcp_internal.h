@@ -171,6 +171,7 @@ struct conn {
     /* Sender; relaxed, each lane adds to them: what it costs if they are wrong is a look more or less. */
     atomic_uint dense;   /* pieces in a row that were not worth a map */
     atomic_uint skipped; /* that were not looked at */
+    atomic_ulong elided; /* bytes that were zero and not sent */
 
     pthread_mutex_t lock;
     struct lc_net_request ring[LC_TCP_WINDOW];
@@ -201,6 +202,7 @@ struct conn {
     unsigned probes;    /* since it had a socket */
     struct counts counts;
     struct counts told_counts; /* as the report knows them */
+    uint64_t told_elided;      /* likewise */
 
     struct lane lanes[];
 };
