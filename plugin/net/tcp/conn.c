@@ -391,10 +391,12 @@ static void fill_sender(struct lane *lane)
 {
     struct conn *conn = lane->conn;
     int n = fill_notices(lane);
+    /* Where no other lane could take them, several in one call: each call costs, and so does a short read. */
+    uint64_t most = conn->n_up == 1 ? 4 * (uint64_t)conn->piece : conn->piece;
     uint64_t bytes = 0;
     struct piece p;
 
-    while (n < BATCH && bytes < conn->piece && next_piece(lane, &p)) {
+    while (n < BATCH && bytes < most && next_piece(lane, &p)) {
         struct lc_net_request *r = &conn->ring[p.seq % LC_TCP_WINDOW];
         struct lc_tcp_frame f = { .magic = LC_TCP_FRAME_MAGIC,
                                   .type = LC_TCP_PIECE,

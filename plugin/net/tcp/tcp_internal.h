@@ -26,7 +26,7 @@
 
 #define RING         64    /* pieces of one lane that are sent and not confirmed */
 #define BATCH        8     /* frames of one sendmsg */
-#define IOVS         48    /* a header and a payload each, or the runs of a sparse piece */
+#define IOVS         112   /* a header and a payload each, or the runs of a sparse piece */
 #define IN_BYTES     10240 /* holds any frame without its payload, and short messages whole */
 #define CAUSE        200
 #define DEVICES_TEXT ((size_t)LC_TCP_RAILS * (IF_NAMESIZE + 2))
