@@ -182,14 +182,15 @@ static int round_of_turns(struct lc_bench *bench, const struct lc_bench_case *ka
     for (int i = 0; i < LC_BENCH_VARIANTS; i++) {
         int v = i ^ (round & 1);
         double *us = result->series[v].us + (size_t)round * (size_t)plan->iters;
+        double *cpu = result->series[v].cpu; /* there where the side is */
         int err;
 
-        if (bench->sets[v].count == 0)
+        if (bench->sets[v].count == 0 || !cpu)
             continue;
-        err = turn(bench, v, &request, what, us, &result->series[v].cpu[round]);
+        err = turn(bench, v, &request, what, us, &cpu[round]);
         if (err)
             return err;
-        result->series[v].cpu[round] /= gb;
+        cpu[round] /= gb;
         medians[v] = lc_bench_percentile(us, (size_t)plan->iters, 50);
     }
     if (result->ratios && medians[LC_BENCH_OURS] > 0)
