@@ -69,9 +69,9 @@ static bool is_better_added_up(const struct lc_op *op, const struct lc_situation
            lc_wire_is_accurate(config, now->ranks);
 }
 
-/* Between two H200 over NVLink bf16 on the wire takes 1.23 times NCCL's time at 1 MB, 0.80 at 16 MB
+/* Between two H200 over NVLink bf16 on the wire takes 1.38 times NCCL's time at 1 MB, 0.72 at 4 MB
  * (perf/results/h200-x2-nvlink). */
-#define RINGS_CUT_LEAST ((uint64_t)8 << 20)
+#define RINGS_CUT_LEAST ((uint64_t)4 << 20)
 
 /* On one machine fewer bytes do not pay for small calls, whichever way. */
 static bool is_small_on_one_machine(const struct lc_situation *now, uint64_t bytes,

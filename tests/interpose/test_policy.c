@@ -102,9 +102,9 @@ static void forced_rings_take_all_that_they_can(void)
 static void rings_by_themselves_take_what_cuts_bytes(void)
 {
     static const struct row rows[] = {
-        {AR,  8 << 18,       ncclFloat32,  ncclSum, true,  false, true, LC_PATH_RINGS, LC_RINGS_BF16},
-        { RS, 8 << 16,       ncclFloat32,  ncclAvg, true,  true,  true, LC_PATH_RINGS, LC_RINGS_BF16},
-        { AR, (8 << 18) - 1, ncclFloat32,  ncclSum, true,  false, true, LC_PATH_NCCL,
+        {AR,  4 << 18,       ncclFloat32,  ncclSum, true,  false, true, LC_PATH_RINGS, LC_RINGS_BF16},
+        { RS, 4 << 16,       ncclFloat32,  ncclAvg, true,  true,  true, LC_PATH_RINGS, LC_RINGS_BF16},
+        { AR, (4 << 18) - 1, ncclFloat32,  ncclSum, true,  false, true, LC_PATH_NCCL,
          LC_NCCL_NO_FASTER_PATH                                                                     },
         { AR, LARGE,         ncclFloat32,  ncclSum, true,  false, true, LC_PATH_NCCL,
          LC_NCCL_NO_FASTER_PATH                                                                     },
