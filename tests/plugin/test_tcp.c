@@ -216,6 +216,35 @@ static void short_messages_do_not_wait_for_their_receives(void)
     pair_close(&pair);
 }
 
+/* Receives that were posted while the sender sent nothing are told of, however few of them short messages confirm. */
+static void long_messages_behind_short_ones_get_their_room(void)
+{
+    struct pair pair = pair_open(ctx, 0);
+    static unsigned char from[3 * LC_TCP_EARLY_MAX];
+    static unsigned char to[12][sizeof(from)];
+
+    memset(from, 7, sizeof(from));
+    for (int n_short = 0; n_short < 12; n_short++) {
+        struct lc_net_request *recv[12];
+        struct lc_net_request *send;
+
+        for (int i = 0; i < 12; i++) {
+            void *at = to[i];
+            size_t room = sizeof(from);
+            int tag = 0;
+
+            CHECK(lc_net_tcp.irecv(pair.recv, 1, &at, &room, &tag, NULL, &recv[i]) == 0 && recv[i]);
+        }
+        for (int i = 0; i < 12; i++) {
+            size_t size = i < n_short ? 55 : sizeof(from);
+
+            CHECK(lc_net_tcp.isend(pair.send, from, size, 0, NULL, &send) == 0 && send);
+            pair_wait(send, recv[i], NULL, NULL);
+        }
+    }
+    pair_close(&pair);
+}
+
 /* Lanes of the pool bring it ahead of what lane 0 has, which nobody reads yet. */
 static void wait_for_goodbye(const struct pair *pair)
 {
@@ -458,6 +487,7 @@ int main(int argc, char **argv)
     a_short_message_too_long_fails_both_sides_too(false);
     a_short_message_too_long_fails_both_sides_too(true);
     short_messages_do_not_wait_for_their_receives();
+    long_messages_behind_short_ones_get_their_room();
     what_was_sent_arrives_after_the_sender_was_closed(false);
     what_was_sent_arrives_after_the_sender_was_closed(true);
     maps_say_what_comes();

@@ -472,7 +472,8 @@ static int find_message(struct conn *conn, const struct lc_tcp_frame *f)
     return 0;
 }
 
-/* All that are complete in a row. For short messages nobody waits, until there are many. With conn->lock held. */
+/* All that are complete in a row. For short messages nobody waits, until there are many, or the sender knows of no further
+ * receive: nothing else may come to tell it of those that were posted meanwhile. With conn->lock held. */
 static void confirm_complete(struct conn *conn)
 {
     const struct lc_net_request *r = &conn->ring[conn->acked % LC_TCP_WINDOW];
@@ -482,7 +483,8 @@ static void confirm_complete(struct conn *conn)
         conn->acked++;
         r = &conn->ring[conn->acked % LC_TCP_WINDOW];
     }
-    conn->dirty |= conn->acked - conn->told_acked >= LC_TCP_EARLY / 4;
+    conn->dirty |= conn->acked - conn->told_acked >= LC_TCP_EARLY / 4 ||
+                   (conn->told_posted <= conn->acked && conn->acked < conn->posted);
 }
 
 /* ---- messages that come before their receives ---- */
