@@ -171,12 +171,18 @@ static void spread(struct conn *conn)
     pthread_mutex_unlock(&conn->lock);
 }
 
+/* May come before its receive. Both sides know the length of a piece. */
+static bool is_short(const struct conn *conn, uint64_t size)
+{
+    return size <= LC_TCP_EARLY_MAX && size <= conn->piece;
+}
+
 /* The receiver has a place for the next message. With conn->lock held. */
 static bool may_cut(const struct conn *conn)
 {
     if (conn->cut >= conn->posted)
         return false;
-    if (conn->ring[conn->cut % LC_TCP_WINDOW].size <= LC_TCP_EARLY_MAX)
+    if (is_short(conn, conn->ring[conn->cut % LC_TCP_WINDOW].size))
         return conn->cut - conn->acked < LC_TCP_EARLY; /* and there is a place for its copy */
     return conn->cut < conn->credit;
 }
@@ -408,7 +414,7 @@ static void fill_sender(struct lane *lane)
                                   .length = p.length,
                                   .tag = r->tag };
 
-        if (r->size <= LC_TCP_EARLY_MAX && p.length == r->size)
+        if (is_short(conn, r->size) && p.length == r->size)
             keep_copy(lane, r);
         lane->sent[lane->count % RING] = p;
         if (conn->n_rails > 1)
@@ -479,7 +485,7 @@ static void confirm_complete(struct conn *conn)
     const struct lc_net_request *r = &conn->ring[conn->acked % LC_TCP_WINDOW];
 
     while (conn->acked < conn->posted && r->complete && r->seq == conn->acked) {
-        conn->dirty |= r->length > LC_TCP_EARLY_MAX;
+        conn->dirty |= !is_short(conn, r->length);
         conn->acked++;
         r = &conn->ring[conn->acked % LC_TCP_WINDOW];
     }
