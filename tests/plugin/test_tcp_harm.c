@@ -107,6 +107,42 @@ static void one_socket_is_enough(int sockets)
     relay_close(relay);
 }
 
+/* Short sends are over before they have come. What a socket loses of them is sent again though the sender, which has
+ * nothing left to ask about, calls no more. */
+static void lost_short_messages_need_no_call(void)
+{
+    enum {
+        MESSAGES = LC_TCP_EARLY * 3 / 4,
+        SIZE = 8000
+    };
+    struct pair pair = pair_open(ctx, 0);
+    struct lane *lane = &((struct conn *)pair.recv)->lanes[0];
+    static unsigned char from[SIZE];
+    static unsigned char to[SIZE];
+
+    pthread_mutex_lock(&lane->io); /* nobody reads */
+    for (int i = 0; i < MESSAGES; i++) {
+        struct lc_net_request *send;
+
+        memset(from, i + 1, SIZE);
+        CHECK(lc_net_tcp.isend(pair.send, from, SIZE, 0, NULL, &send) == 0 && send);
+        pair_wait(send, NULL, NULL, NULL);
+    }
+    lane_break(lane, "lost with all that has come");
+    pthread_mutex_unlock(&lane->io);
+    for (int i = 0; i < MESSAGES; i++) {
+        struct lc_net_request *recv;
+        void *at = to;
+        size_t room = SIZE;
+        int tag = 0;
+
+        CHECK(lc_net_tcp.irecv(pair.recv, 1, &at, &room, &tag, NULL, &recv) == 0 && recv);
+        pair_wait(NULL, recv, NULL, NULL);
+        CHECK(to[0] == i + 1 && to[SIZE - 1] == i + 1);
+    }
+    pair_close(&pair);
+}
+
 int main(int argc, char **argv)
 {
     bool soak = getenv("LCTEST_SOAK") != NULL;
@@ -117,6 +153,7 @@ int main(int argc, char **argv)
     byte_by_byte();
     cut_at_every_offset(1, 400, soak ? 1 : 9);
     cut_within_long_messages();
+    lost_short_messages_need_no_call();
     one_socket_is_enough(argc > 1 ? atoi(argv[1]) : 3);
     random_kills_change_no_byte(soak ? 60 : 2);
     lc_net_tcp.fini(ctx);

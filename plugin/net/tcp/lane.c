@@ -342,6 +342,19 @@ static void advance(struct lane *lane, size_t n)
     }
 }
 
+/* Lane 0 moves in its caller's calls; but a caller whose short messages are gone from its sight need not call again, and
+ * they may be among what was lost with a socket. */
+static bool owes(struct lane *lane)
+{
+    struct conn *conn = lane->conn;
+    bool owes;
+
+    pthread_mutex_lock(&conn->lock);
+    owes = lane->up && conn->sends && (lane->n_short || conn->n_redo);
+    pthread_mutex_unlock(&conn->lock);
+    return owes;
+}
+
 /* 1: something was written, 0: nothing to write or no room, -1: the lane is broken. */
 static int write_some(struct lane *lane)
 {
@@ -363,7 +376,7 @@ static int write_some(struct lane *lane)
     } while (put < 0 && errno == EINTR);
     atomic_store(&lane->reading, UINT64_MAX);
     if (put < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS)) {
-        if (lane->index == 0 && lane->n_short)
+        if (lane->index == 0 && owes(lane))
             (void)engine_poll(lane, EPOLL_CTL_MOD);
         return 0;
     }
@@ -430,7 +443,7 @@ void lane_kick(struct lane *lane, int budget)
     while (atomic_load(&lane->again) && pthread_mutex_trylock(&lane->io) == 0) {
         atomic_store(&lane->again, false);
         more = move(lane, budget);
-        if (more && lane->index > 0)
+        if (more && (lane->index > 0 || owes(lane)))
             (void)engine_poll(lane, EPOLL_CTL_MOD);
         pthread_mutex_unlock(&lane->io);
     }
