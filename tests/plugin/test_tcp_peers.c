@@ -385,6 +385,44 @@ static void a_child_harms_nobody(void)
     CHECK(count_fds() == before);
 }
 
+/* Nor does it keep a socket that has not found its lane yet. */
+static void a_child_holds_no_dial(void)
+{
+    struct sockaddr_in address = { .sin_family = AF_INET,
+                                   .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    socklen_t size = sizeof(address);
+    int mute = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+    struct lc_net_listen *listen_comm;
+    struct lc_net_comm *comm = NULL;
+    struct lc_tcp_handle handle;
+    int before;
+    int status;
+    int beside;
+    pid_t pid;
+
+    CHECK(mute >= 0 && bind(mute, (struct sockaddr *)&address, size) == 0 && listen(mute, 8) == 0);
+    CHECK(getsockname(mute, (struct sockaddr *)&address, &size) == 0);
+    before = count_fds();
+    begin();
+    CHECK(lc_net_tcp.listen(ctx, 0, &handle, &listen_comm) == 0);
+    handle.address.port = address.sin_port;
+    beside = count_fds();
+    CHECK(lc_net_tcp.connect(ctx, 0, &handle, &comm) == 0 && !comm);
+    while (count_fds() == beside) {
+        CHECK(!lc_deadline_passed(end));
+        sched_yield();
+    }
+    pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0)
+        _exit(count_fds() > before);
+    CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    lc_net_tcp.close_listen(listen_comm);
+    lc_net_tcp.fini(ctx);
+    close(mute);
+}
+
 /* ---- descriptors ---- */
 
 static void nothing_is_left_open(void)
@@ -461,6 +499,7 @@ int main(int argc, char **argv)
         lc_net_tcp.fini(ctx);
     } else if (strcmp(what, "fork") == 0) {
         a_child_harms_nobody();
+        a_child_holds_no_dial();
     } else if (strcmp(what, "limit") == 0) {
         nothing_is_left_open();
         few_descriptors_mean_fewer_sockets();

@@ -233,12 +233,12 @@ static void attach_dialled(struct talk *talk)
     if (ok) {
         (void)epoll_ctl(engine.service_fd, EPOLL_CTL_DEL, talk->fd, NULL);
         lane_attach(lane, talk->fd, talk->hello.epoch);
+        talk->over = true; /* before the lane can close it: see service_forget */
     }
     pthread_mutex_unlock(&lane->io);
     if (err)
         conn_fail(conn, -EPROTO, "the other side counts more pieces than were sent");
     if (ok) {
-        talk->over = true;
         conn_work(conn);
         lane_kick(lane, 1);
         conn_unref(conn);

@@ -95,6 +95,7 @@ static void after_fork_in_child(void)
         }
     }
     linger_forget();
+    service_forget();
     for (int i = 0; i < engine.n_devices; i++) {
         if (engine.listeners && engine.listeners[i].fd >= 0)
             close(engine.listeners[i].fd);

@@ -191,6 +191,16 @@ void service_end(struct talk *talk, bool keep)
         conn_unref(talk->lane->conn);
 }
 
+/* One that is just finding its lane is closed as the lane's, too: the child has opened nothing in between. */
+void service_forget(void)
+{
+    for (const struct talk *talk = talks; talk; talk = talk->next) {
+        if (!talk->over && talk->fd >= 0)
+            close(talk->fd);
+    }
+    talks = NULL;
+}
+
 static void free_ended(bool all)
 {
     for (struct talk **link = &talks; *link;) {
@@ -392,6 +402,7 @@ static bool seat_guest(struct talk *talk, struct lane *lane, struct lc_tcp_reply
     if (ok && send_reply(talk->fd, reply)) {
         (void)epoll_ctl(engine.service_fd, EPOLL_CTL_DEL, talk->fd, NULL);
         lane_attach(lane, talk->fd, epoch);
+        talk->over = true; /* before the lane can close it: see service_forget */
         note_home(lane, talk);
     } else if (ok) {
         ok = false;
@@ -427,7 +438,6 @@ static void admit(struct talk *talk)
 
         seated = seat_guest(talk, lane, &reply);
         if (seated) {
-            talk->over = true;
             n_guests--;
             lane_kick(lane, 1);
         }

@@ -294,6 +294,7 @@ void *service_main(void *arg);
 void conn_work(struct conn *conn);           /* something was posted: start it */
 int service_listen(int dev, uint16_t *port); /* with engine.lock held */
 void service_close_listeners(void);
+void service_forget(void); /* in a child: sockets that have not found their lane */
 void set_options(int fd);
 
 /* conn.c */
