@@ -143,6 +143,7 @@ template <uint32_t Roles, class Pipeline, class Words> struct publishing_warp {
         if (has)
             barrier_arrive(&pipelines[role].free[number % depth]);
         ends = __ballot_sync(ALL_LANES, end);
+        __syncwarp(); /* a unit's next credit may be another lane's, and must not be overtaken by this one */
         published += n;
         over = over || (ends >> role * depth & ((1U << depth) - 1));
         return true;

@@ -3,7 +3,7 @@
  * Device code as host C++: what kernels/cuda_rings_*.cuh need of CUDA and of the device headers, over fibers. All threads of
  * all CTAs of all ranks take turns in one thread of the processor, in an order drawn from a seed; a turn ends where a
  * thread has to wait, and before each access to a word that other ranks use. So this finds wrong logic and wrong
- * addresses, not wrong memory orders.
+ * addresses, but of wrong memory orders only that between the lanes which store a word.
  */
 #ifndef LC_TESTS_EMULATION_H
 #define LC_TESTS_EMULATION_H
@@ -54,6 +54,11 @@ void yield();
 void sleep_while(const uint32_t *word, uint32_t value);
 
 block *current_block();
+
+/* Of whoever runs: memory is in order between the lanes of its warp, and a store to a word of another rank. Two lanes may
+ * not store the same word without the former between them. */
+void note_sync();
+void note_store(uint64_t address);
 
 /* Leaves a value and returns everybody's. All lanes have to come from one line of the source. */
 const uint64_t *meet(uint64_t value, int line);
@@ -134,6 +139,7 @@ inline int __ffs(int x)
 inline void __syncwarp(int line = __builtin_LINE())
 {
     emulation::meet(0, line);
+    emulation::note_sync();
 }
 template <class T>
 inline T __shfl_xor_sync(uint32_t, T value, uint32_t mask, int line = __builtin_LINE())
@@ -281,6 +287,7 @@ inline uint64_t load_word(uint64_t address)
 inline void store_word(uint64_t address, uint64_t value)
 {
     check_aligned(address, 8);
+    emulation::note_store(address);
     *reinterpret_cast<volatile uint64_t *>(address) = value;
 }
 inline void fence_system()

@@ -18,6 +18,7 @@
 #include <memory>
 #include <string>
 #include <ucontext.h>
+#include <unordered_map>
 #include <vector>
 
 namespace emulation
@@ -40,11 +41,20 @@ struct fiber {
     const uint32_t *word; /* sleeps while *word == value; NULL: can run */
     uint32_t value;
     bool ended;
+    uint64_t syncs; /* of its warp */
+};
+
+/* The last store to a word. */
+struct store {
+    const block *in;
+    uint32_t thread;
+    uint64_t syncs;
 };
 
 ucontext_t scheduler;
 fiber *current;
 std::vector<std::unique_ptr<fiber>> fibers;
+std::unordered_map<uint64_t, store> stores; /* by address */
 
 void enter()
 {
@@ -87,6 +97,22 @@ void sleep_while(const uint32_t *word, uint32_t value)
 block *current_block()
 {
     return current->in;
+}
+
+void note_sync()
+{
+    current->syncs++;
+}
+
+void note_store(uint64_t address)
+{
+    store now = { current->in, thread.x, current->syncs };
+    store &last = stores.try_emplace(address, now).first->second;
+
+    if (last.in == now.in && last.thread != now.thread &&
+        last.thread / lanes == now.thread / lanes && last.syncs == now.syncs)
+        fail("two lanes store a word in no order");
+    last = now;
 }
 
 const uint64_t *meet(uint64_t value, int line)
@@ -159,6 +185,7 @@ void run_all(uint64_t seed, const std::function<void(uint64_t turns)> &between)
             between(turns);
     }
     fibers.clear();
+    stores.clear();
 }
 
 } // namespace emulation
