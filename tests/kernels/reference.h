@@ -8,6 +8,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 uint32_t ref_bits(float x);
 float ref_float(uint32_t bits);
 
@@ -25,5 +29,9 @@ float ref_fp16(uint16_t half);
 
 /* splitmix64, for test data. */
 uint64_t ref_next(uint64_t *state);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

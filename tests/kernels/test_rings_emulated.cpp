@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The kernels of the rings, compiled for this processor, run for all ranks of a case at once.
- * Arguments: seconds for random cases (0: none), optionally the seed of a single random case.
+ * Arguments: seconds for random cases (0: none), optionally the seed of one of each kind.
  */
 #include "tests/kernels/emulation.hpp"
 
@@ -11,6 +11,7 @@
 #include "kernels/rings_internal.h"
 #include "tests/check.h"
 #include "tests/kernels/exchange_plan.h"
+#include "tests/kernels/reference.h"
 #include "tests/kernels/rings_cases.h"
 
 #include <ctime>
@@ -800,12 +801,12 @@ std::vector<exchange_message> three_of_each_pair(const lk_ring_shape &shape)
     return messages;
 }
 
-/* Numbers of messages pass 2^32, cursors are of more units than lanes, and peers do not share out lanes evenly. */
+/* Numbers of messages pass 2^32, cursors are of more units than lanes, and units do not share out lanes evenly. */
 void exchanges_of_many_units_and_ranks()
 {
     for (const lk_ring_shape &shape : {
-             lk_ring_shape{3,  12, 1, 0},
-             lk_ring_shape{ 9, 1,  2, 0}
+             lk_ring_shape{3,   12, 1, 0},
+             lk_ring_shape{ 10, 1,  2, 0}
     }) {
         std::vector<exchange_message> messages = three_of_each_pair(shape);
         exchange_plan plan = { shape.ranks, 0, 0, messages.size(), messages.data() };
@@ -825,6 +826,53 @@ void random_case(uint64_t seed)
     say(c);
     run_case(&n, c, seed);
     run_case(&n, c, seed + 1);
+}
+
+/* Of any shape: lanes for each unit and none, one slot and the most, counters that pass 2^32. */
+void random_exchange(uint64_t seed)
+{
+    uint64_t state = seed * 2 + 1;
+    auto pick = [&state](uint32_t n) { return static_cast<uint32_t>(ref_next(&state) % n); };
+    uint32_t ranks = 2 + pick(pick(4) ? 3 : LK_DEVICE_RANKS - 1);
+    lk_ring_shape shape = { ranks, 1 + pick(ranks > 4 ? 6 : 20), 1 + pick(LK_SLOTS_MAX), 0 };
+    exchange_plan plan;
+    node n(shape);
+
+    printf("exchange %llu: %u ranks, %u channels, %u slots\n",
+           static_cast<unsigned long long>(seed), ranks, shape.channels, shape.slots);
+    fflush(stdout);
+    if (pick(2))
+        pretend_all(&n, (UINT64_C(1) << 32) - 1 - pick(20));
+    for (uint32_t i = 0; i < 2; i++) {
+        exchange_random(seed + i, ranks, 10 * ranks, 200000, &plan);
+        run_plan(&n, plan, seed + i, all_at_once);
+        free(plan.messages);
+    }
+}
+
+/* Lists whose tensors are about as long as those that begin at granules, of many ranks and slots. */
+void random_list(uint64_t seed)
+{
+    uint64_t state = seed * 2 + 1;
+    auto pick = [&state](uint32_t n) { return static_cast<uint32_t>(ref_next(&state) % n); };
+    uint32_t ranks = 2 + pick(pick(4) ? 3 : LK_DEVICE_RANKS - 1);
+    rings_case c;
+
+    rings_random_case(seed, 4, 40000, &c);
+    c.shape = lk_ring_shape{ ranks, 1 + pick(ranks > 4 ? 6 : 20), 1 + pick(LK_SLOTS_MAX), 16384 };
+    c.tensors = 1 + pick(12);
+    c.count = 2048 + pick(4096);
+    if (c.op == RINGS_LINES)
+        c.op = RINGS_ALL_REDUCE;
+    for (uint32_t &ctas : c.ctas)
+        ctas = 1 + pick(5);
+    node n(c.shape);
+    say(c);
+    if (pick(2))
+        pretend_all(&n, (UINT64_C(1) << 32) - 1 - pick(20));
+    run_case(&n, c, seed);
+    /* several messages of each unit, where it does not matter who owns which tile */
+    run_case(&n, c, seed + 1, {}, c.wire == LK_FP32 ? 1 : 0);
 }
 
 } // namespace
@@ -848,7 +896,11 @@ int main(int argc, char **argv)
     time_t end = time(nullptr) + (argc > 1 ? atoi(argv[1]) : 0);
 
     if (argc > 2) {
-        random_case(strtoull(argv[2], nullptr, 10));
+        uint64_t seed = strtoull(argv[2], nullptr, 10);
+
+        random_case(seed);
+        random_exchange(seed);
+        random_list(seed);
         return 0;
     }
     cases_give_the_bits_that_follow_from_the_arguments();
@@ -864,7 +916,10 @@ int main(int argc, char **argv)
     an_abort_ends_an_exchange_that_a_rank_never_joins();
     one_cta_has_more_units_than_lanes();
     exchanges_of_many_units_and_ranks();
-    for (uint64_t seed = 1; time(nullptr) < end; seed++)
+    for (uint64_t seed = 1; time(nullptr) < end; seed++) {
         random_case(seed);
+        random_exchange(seed);
+        random_list(seed);
+    }
     return 0;
 }
