@@ -2,8 +2,8 @@
  *
  * The exchange kernel. A CTA has three kinds of data warps: some send, some take, some copy what a rank sends to itself.
  * Sending and taking are pipelines as in cuda_rings_pipeline.cuh, but without an order: lanes of a warp that looks are shared
- * out to the peers and look at the next messages of their units, in one channel after another, and whichever unit can go on
- * gets jobs. None is waited for alone, which is what lets calls of any groups of messages meet (ring_layout.h).
+ * out to the CTA's units, of all channels, as far as they go, and look at the next messages of each, and whichever unit can go
+ * on gets jobs. None is waited for alone, which is what lets calls of any groups of messages meet (ring_layout.h).
  */
 #ifndef LK_CUDA_EXCHANGE_BODY_CUH
 #define LK_CUDA_EXCHANGE_BODY_CUH

@@ -20,7 +20,7 @@ static __device__ __forceinline__ uint64_t load_word(uint64_t address)
     return value;
 }
 
-/* After fence_system() of the same thread: together they are a release. */
+/* After fence_system() of the same thread: together they are a release. A credit needs none (publishing_warp). */
 static __device__ __forceinline__ void store_word(uint64_t address, uint64_t value)
 {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");

@@ -4,9 +4,10 @@
  * the CUDA kernels, their host twin, the tests and the model. Compiled by gcc and by nvcc.
  *
  * Tile space of a call. The list's tensors lie one behind another, each beginning at a multiple of LK_PACK_BYTES of the
- * wire's type, large ones of LK_GRANULE (lk_place), padded with zero bits. The space is cut into tiles of equal size, a multiple of LK_GRANULE, of which the
- * last may be shorter. All-reduce: tile t belongs to rank t % ranks and is that rank's tile t / ranks. Reduce-scatter:
- * every rank has a space of its own parts, all of one size. A rank's tile k travels in channel k % channels.
+ * wire's type, large ones of LK_GRANULE (lk_place), padded with zero bits. The space is cut into tiles of equal size, a
+ * multiple of LK_GRANULE, of which the last may be shorter. All-reduce: tile t belongs to rank t % ranks and is that rank's
+ * tile t / ranks. Reduce-scatter: every rank has a space of its own parts, all of one size. A rank's tile k travels in
+ * channel k % channels.
  */
 #ifndef LK_RING_LAYOUT_H
 #define LK_RING_LAYOUT_H
@@ -65,8 +66,8 @@ LK_INLINE size_t lk_lines_offset(const struct lk_ring_shape *s, uint32_t parity,
            ((size_t)parity * s->ranks + src) * 2 * s->line_bytes;
 }
 
-/* Slots of each unit of a leg. A reduction is under way in two legs at a time, an exchange in one, which therefore has twice
- * as many: what keeps the link busy is all that is under way. */
+/* Slots of each unit of a leg. A reduction is under way in two legs at a time, an exchange in one, which therefore has
+ * twice as many: what keeps the link busy is all that is under way. */
 LK_INLINE uint32_t lk_leg_slots(const struct lk_ring_shape *s, uint32_t leg)
 {
     return leg != LK_EXCHANGE            ? s->slots

@@ -18,8 +18,8 @@
  *    bit is 0 is all zero bits and its bytes in the ring are undefined. Release at system scope, after all payload of the
  *    slot; the reader acquires, and reads the payload by loads that bypass non-coherent caches.
  *  - Credit word, in src's segment, written by dst alone: how many messages of the unit it has taken out. Written when
- *    all its loads of the slot have returned; the writer acquires before it writes a slot again. Message n may be written when
- *    n - credit <= slots.
+ *    all its loads of the slot have returned; the writer acquires before it writes a slot again. Message n may be written
+ *    when n - credit <= slots. It never goes back.
  *  - Message n lies in slot (n - 1) % slots. Leg LK_EXCHANGE has twice the shape's slots, up to LK_SLOTS_MAX.
  * Every rank calls the same reductions on one set of rings in the same order, each with equal arguments but for
  * addresses. Which tiles there are, who owns them and which unit carries them follows from the arguments and the shape
@@ -178,7 +178,8 @@ int lk_rings_exchange(const struct lk_rings *rings, const struct lk_message *sen
                       const struct lk_message *recvs, size_t n_recvs,
                       const struct lk_row_mask *mask, uint32_t ctas, void *stream);
 
-/* What the device has counted in the private state, for the ledger. Read with a copy from `state`, at offset 0. */
+/* What the device has counted in the private state, for the ledger. Read with a copy from `state`, at offset 0. Each message
+ * counts with a word and a credit, even where one credit has been written for several. */
 struct lk_ring_counts {
     uint64_t bytes_sent;                     /* payload and words written to peers */
     uint64_t bytes_elided;                   /* payload that was all zero and not written */
