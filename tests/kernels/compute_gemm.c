@@ -111,7 +111,7 @@ static void check_case(const struct compute_target *t, struct lk_blas *blas, str
             if (g->bias)
                 rest += *dense_at(&bias, 0, j);
             CHECK(typed_near(&c->d, r, j, (double)g->alpha * *dense_at(&sum, r, j) + rest,
-                             (double)(g->depth + 4) * 0x1p-24 * (terms + fabs(rest))));
+                             (double)(g->depth + 4) * 0x1p-21 * (terms + fabs(rest))));
         }
     }
     dense_free(&before);
