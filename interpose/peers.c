@@ -19,6 +19,20 @@
 #define DEVICES 64
 static atomic_size_t used[DEVICES];
 
+/* Communicators that have rings on each device. Relaxed: a size of grids follows from it, which may differ between calls. */
+static atomic_uint ringed[DEVICES];
+
+static void count_in(struct lc_peers *peers, bool in)
+{
+    atomic_uint *n = &ringed[(unsigned)peers->facts.device % DEVICES];
+
+    if (in && !peers->counted)
+        atomic_fetch_add_explicit(n, 1, memory_order_relaxed);
+    if (!in && peers->counted)
+        atomic_fetch_sub_explicit(n, 1, memory_order_relaxed);
+    peers->counted = in;
+}
+
 #define CHANNELS_LEAST 8
 #define CTAS_MOST      32 /* of a call, so that computation goes on beside it */
 #define SLOTS_EACH     4 /* for one of the shape's: one in each leg of reductions, two for exchanges */
@@ -44,8 +58,12 @@ static struct lk_ring_shape shape_for(const struct lc_peers *peers)
     struct lk_ring_shape shape = { .ranks = (uint32_t)peers->facts.ranks,
                                    .channels = 64,
                                    .line_bytes = LK_LINES_MAX };
-    size_t slots = peers->facts.start / ((size_t)SLOTS_EACH * shape.channels * LK_SLOT_BYTES);
+    size_t slots;
 
+    while (shape.channels > CHANNELS_LEAST &&
+           (size_t)SLOTS_EACH * shape.channels * LK_SLOT_BYTES > peers->facts.start)
+        shape.channels /= 2;
+    slots = peers->facts.start / ((size_t)SLOTS_EACH * shape.channels * LK_SLOT_BYTES);
     shape.slots = slots < 1 ? 1 : slots > LK_SLOTS_MAX ? LK_SLOTS_MAX : (uint32_t)slots;
     while (shape.slots > 1 && peers->backend->lk_ring_bytes(&shape) > peers->facts.cap)
         shape.slots /= 2;
@@ -216,6 +234,7 @@ void lc_peers_free(struct lc_peers *peers)
     if (!peers)
         return;
     backend = peers->backend;
+    count_in(peers, false);
     if (peers->stage == READY && peers->ledger)
         read_counts(peers);
     lc_peers_detach(peers);
@@ -429,17 +448,23 @@ static bool somebody_has_failed(const struct lc_peers *peers)
     return false;
 }
 
-/* Kernels of all ranks of a GPU have to be resident together, several of each. */
-static uint32_t share_of_device(const struct lc_peers *peers)
-{
-    const struct lk_ring_shape *shape = &peers->rings.shape;
-    uint32_t sharers = 1, most;
+#define MULTIPROCESSORS 132 /* where the device does not say */
 
-    for (uint32_t r = 0; r < shape->ranks; r++)
-        sharers += r != peers->rings.rank &&
-                   strcmp(peers->offers[r].gpu, peers->offers[peers->rings.rank].gpu) == 0;
-    most = shape->channels < CTAS_MOST ? shape->channels : CTAS_MOST;
-    return most / sharers > 1 ? most / sharers : 1;
+static void look_at_device(struct lc_peers *peers)
+{
+    int n = 0;
+
+    peers->sharers = 1;
+    for (uint32_t r = 0; r < peers->rings.shape.ranks; r++)
+        peers->sharers += r != peers->rings.rank &&
+                          strcmp(peers->offers[r].gpu, peers->offers[peers->rings.rank].gpu) == 0;
+    if (!peers->backend->cudaDeviceGetAttribute ||
+        peers->backend->cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount,
+                                               peers->facts.device) != cudaSuccess ||
+        n < 1)
+        n = MULTIPROCESSORS;
+    peers->multiprocessors = (uint32_t)n;
+    count_in(peers, true);
 }
 
 static int hear_results(struct lc_peers *peers)
@@ -453,7 +478,7 @@ static int hear_results(struct lc_peers *peers)
     lc_room_withdraw_fd(peers->room);
     if (peers->first)
         return 0;
-    peers->ctas = share_of_device(peers);
+    look_at_device(peers);
     if (peers->ledger) {
         __atomic_store_n(&peers->ledger->ring_bytes, peers->bytes, __ATOMIC_RELAXED);
         __atomic_store_n(&peers->ledger->ring_used, peers->bytes, __ATOMIC_RELAXED);
@@ -547,5 +572,13 @@ bool lc_peers_were_cut(const struct lc_peers *peers)
 
 uint32_t lc_peers_ctas(const struct lc_peers *peers)
 {
-    return peers->ctas;
+    uint32_t channels = peers->rings.shape.channels;
+    uint32_t most = (channels < CTAS_MOST ? channels : CTAS_MOST) / peers->sharers;
+    uint32_t sets = atomic_load_explicit(&ringed[(unsigned)peers->facts.device % DEVICES],
+                                         memory_order_relaxed);
+    uint32_t fit = peers->multiprocessors * 3 / 4 /
+                   (peers->sharers * peers->facts.kernels * (sets ? sets : 1));
+
+    most = most < fit ? most : fit;
+    return most ? most : 1;
 }

@@ -32,6 +32,7 @@ struct lc_peers_facts {
     int device, rank, ranks;
     size_t cap;   /* bytes that this process may use of a GPU for segments, of all communicators */
     size_t start; /* of a pair's rings at the beginning */
+    uint32_t kernels; /* of the communicator that may run at a time */
 };
 
 #define LC_GENERATIONS 6u /* different ones of a communicator, at most */
@@ -89,7 +90,8 @@ void lc_peers_refuse(struct lc_room *room);
 
 /* NULL: there are none. Constant once lc_peers_step has been true. `generation` is a collective's (struct lc_op);
  * messages of directed pairs, whose order beside collectives may differ between ranks, all go through generation 0.
- * `ctas`: size of a grid. */
+ * `ctas`: size of a grid, less where more communicators have rings: kernels of all ranks of a GPU, of all communicators, have
+ * to be resident together, and some of the device is left for NCCL's. It may differ between ranks and calls. */
 const struct lk_rings *lc_peers_rings(const struct lc_peers *peers, uint32_t generation);
 uint32_t lc_peers_ctas(const struct lc_peers *peers);
 

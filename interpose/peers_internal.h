@@ -63,7 +63,9 @@ struct lc_peers {
     enum stage stage;
     struct lk_rings rings; /* segments of others: NULL until mapped */
     size_t bytes;
-    uint32_t ctas;
+    uint32_t sharers;         /* ranks of the communicator on this GPU */
+    uint32_t multiprocessors; /* of it */
+    bool counted;             /* among those that have rings on the device */
     struct shared *shared;
     cudaStream_t stream; /* of set-up */
     cudaEvent_t event;   /* behind the last work on it */

@@ -108,7 +108,9 @@ static bool has_tried_rings(struct lc_comm *comm, int device)
                                         .rank = comm->facts.rank,
                                         .ranks = comm->facts.ranks,
                                         .cap = config->staging_max,
-                                        .start = config->staging_start };
+                                        .start = config->staging_start,
+                                        .kernels = 1 + lc_policy_exchanges(config,
+                                                                           lc_machine_profile()) };
 
         reducer->sizing = (struct lc_sizing){ 0 };
         reducer->peers = lc_peers_new(reducer->backend, room, &facts, &comm->ledger);

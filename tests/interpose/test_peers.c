@@ -70,11 +70,22 @@ const struct lc_record *lc_room_record(struct lc_room *room, uint32_t rank)
     return NULL;
 }
 
+static cudaError_t attribute(int *value, enum cudaDeviceAttr attr, int device)
+{
+    (void)device;
+    CHECK(attr == cudaDevAttrMultiProcessorCount);
+    *value = 132;
+    return cudaSuccess;
+}
+
+static const struct lc_backend plain = { .cudaDeviceGetAttribute = attribute };
+
 /* A rank that has said that all is well and waits for the other's word. */
 static struct lc_peers waiting(const int *words)
 {
     struct lc_peers peers = {
-        .facts = {.rank = 0, .ranks = 2},
+        .backend = &plain,
+        .facts = {.rank = 0, .ranks = 2, .kernels = 2},
         .stage = SAID,
         .fd = -1
     };
@@ -169,6 +180,24 @@ static void goes_on_when_all_is_well(void)
     CHECK(lc_peers_step(&peers) && lc_peers_rings(&peers, 0) && own_word == 1);
 }
 
+/* Two ranks on this GPU; with the other one's kernels and three quarters of it there is room for all. */
+static void grids_of_more_communicators_are_smaller(void)
+{
+    static struct lc_peers peers[6];
+    uint32_t before = 0;
+
+    for (uint32_t n = 0; n < 6; n++) {
+        peers[n] = waiting((const int[]){ 1, 1 });
+        peers[n].facts.device = 3;
+        CHECK(lc_peers_step(&peers[n]) && lc_peers_rings(&peers[n], 0));
+        CHECK(lc_peers_ctas(&peers[0]) == lc_peers_ctas(&peers[n]));
+        CHECK(lc_peers_ctas(&peers[n]) * 2 * 2 * (n + 1) <= 99);
+        CHECK(n == 0 ? lc_peers_ctas(&peers[n]) == 16 : lc_peers_ctas(&peers[n]) <= before);
+        before = lc_peers_ctas(&peers[n]);
+    }
+    CHECK(before == 4);
+}
+
 static void a_failure_between_two_looks_is_not_missed(void)
 {
     struct lc_peers peers = waiting((const int[]){ -1, 0, 0, 0 });
@@ -186,6 +215,7 @@ static void a_failure_before_is_not_missed(void)
 int main(void)
 {
     goes_on_when_all_is_well();
+    grids_of_more_communicators_are_smaller();
     a_failure_between_two_looks_is_not_missed();
     a_failure_before_is_not_missed();
     what_failed_half_way_is_waited_for();
