@@ -71,8 +71,9 @@ const char *lk_blas_error(void);
  *     forward  y  = x W^T     a = x,  b = W transposed
  *     dgrad    dx = dy W      a = dy, b = W
  *     wgrad    dW = dy^T x    a = dy transposed, b = x; into fp32 with c = d and beta = 1 it is added up
- * Products are added in fp32 and rounded once. Bound on top of that rounding: (depth + 4) * 2^-21 (tensor cores add with fewer bits than fp32 has) times the sum of the
- * magnitudes of the terms. NaN and infinities propagate; c is not read with beta 0. */
+ * Products are added in fp32 and rounded once. Bound on top of that rounding: (depth + 4) * 2^-21 times the sum of the
+ * magnitudes of the terms (tensor cores add with fewer bits than fp32 has). NaN and infinities propagate; c is not read
+ * with beta 0. */
 
 struct lk_gemm {
     uint64_t rows, columns, depth; /* each < 2^31; depth 0 leaves beta * c + bias */
