@@ -22,6 +22,12 @@ static atomic_size_t used[DEVICES];
 /* Communicators that have rings on each device. Relaxed: a size of grids follows from it, which may differ between calls. */
 static atomic_uint ringed[DEVICES];
 
+static uint32_t ringed_on(const struct lc_peers *peers)
+{
+    return atomic_load_explicit(&ringed[(unsigned)peers->facts.device % DEVICES],
+                                memory_order_relaxed);
+}
+
 static void count_in(struct lc_peers *peers, bool in)
 {
     atomic_uint *n = &ringed[(unsigned)peers->facts.device % DEVICES];
@@ -357,6 +363,34 @@ static int map_peers(struct lc_peers *peers)
     return result;
 }
 
+#define MULTIPROCESSORS 132 /* where the device does not say */
+
+/* Of a device, for the rings of all communicators; the rest is NCCL's and the program's. */
+static uint32_t room_on(const struct lc_peers *peers)
+{
+    return peers->multiprocessors * 3 / 4;
+}
+
+bool lc_peers_take_room(struct lc_peers *peers)
+{
+    int n = 0;
+
+    peers->sharers = 1;
+    for (uint32_t r = 0; r < peers->rings.shape.ranks; r++)
+        peers->sharers += r != peers->rings.rank &&
+                          strcmp(peers->offers[r].gpu, peers->offers[peers->rings.rank].gpu) == 0;
+    if (peers->backend->cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount,
+                                               peers->facts.device) != cudaSuccess ||
+        n < 1)
+        n = MULTIPROCESSORS;
+    peers->multiprocessors = (uint32_t)n;
+    count_in(peers, true);
+    if (peers->sharers * peers->facts.kernels * ringed_on(peers) <= room_on(peers))
+        return true;
+    count_in(peers, false);
+    return false;
+}
+
 static char *number_in(const struct lc_peers *peers, uint32_t segment, uint32_t from)
 {
     return (char *)peers->rings.segments[segment] + LK_NONCE_OFFSET + from * sizeof(uint64_t);
@@ -370,6 +404,8 @@ static int write_numbers(struct lc_peers *peers)
 
     if (err)
         return err;
+    if (!peers->first && !lc_peers_take_room(peers))
+        return -EBUSY;
     peers->shared->number = peers->offers[me].number;
     for (uint32_t r = 0; !err && r < peers->rings.shape.ranks; r++)
         err = backend->cudaMemcpyAsync(number_in(peers, r, me), &peers->shared->number,
@@ -448,25 +484,6 @@ static bool somebody_has_failed(const struct lc_peers *peers)
     return false;
 }
 
-#define MULTIPROCESSORS 132 /* where the device does not say */
-
-static void look_at_device(struct lc_peers *peers)
-{
-    int n = 0;
-
-    peers->sharers = 1;
-    for (uint32_t r = 0; r < peers->rings.shape.ranks; r++)
-        peers->sharers += r != peers->rings.rank &&
-                          strcmp(peers->offers[r].gpu, peers->offers[peers->rings.rank].gpu) == 0;
-    if (!peers->backend->cudaDeviceGetAttribute ||
-        peers->backend->cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount,
-                                               peers->facts.device) != cudaSuccess ||
-        n < 1)
-        n = MULTIPROCESSORS;
-    peers->multiprocessors = (uint32_t)n;
-    count_in(peers, true);
-}
-
 static int hear_results(struct lc_peers *peers)
 {
     for (uint32_t r = 0; r < peers->rings.shape.ranks; r++) {
@@ -478,7 +495,6 @@ static int hear_results(struct lc_peers *peers)
     lc_room_withdraw_fd(peers->room);
     if (peers->first)
         return 0;
-    look_at_device(peers);
     if (peers->ledger) {
         __atomic_store_n(&peers->ledger->ring_bytes, peers->bytes, __ATOMIC_RELAXED);
         __atomic_store_n(&peers->ledger->ring_used, peers->bytes, __ATOMIC_RELAXED);
@@ -517,6 +533,7 @@ static const char *reason(const struct lc_peers *peers, int err)
 {
     switch (err) {
     case -EDQUOT: return "they are more than LOONGCOMM_STAGING_MAX leaves";
+    case -EBUSY: return "too many communicators of too many ranks use this GPU at a time";
     case -EXDEV: return "some ranks are on another machine than their host name says";
     case -ENOTSUP: return "the device or the kernels library cannot share memory";
     default: return err > 0 ? peers->backend->lk_error_text(err) : strerror(-err);
@@ -538,6 +555,7 @@ static void fail(struct lc_peers *peers, int err)
             "device %d: peers' memory cannot be used (%s): reductions of this communicator go through NCCL",
             peers->facts.device, reason(peers, err));
     (void)say(peers, 0);
+    count_in(peers, false);
     peers->stage = CLEARING;
 }
 
@@ -574,10 +592,8 @@ uint32_t lc_peers_ctas(const struct lc_peers *peers)
 {
     uint32_t channels = peers->rings.shape.channels;
     uint32_t most = (channels < CTAS_MOST ? channels : CTAS_MOST) / peers->sharers;
-    uint32_t sets = atomic_load_explicit(&ringed[(unsigned)peers->facts.device % DEVICES],
-                                         memory_order_relaxed);
-    uint32_t fit = peers->multiprocessors * 3 / 4 /
-                   (peers->sharers * peers->facts.kernels * (sets ? sets : 1));
+    uint32_t sets = ringed_on(peers);
+    uint32_t fit = room_on(peers) / (peers->sharers * peers->facts.kernels * (sets ? sets : 1));
 
     most = most < fit ? most : fit;
     return most ? most : 1;

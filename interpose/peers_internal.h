@@ -82,6 +82,10 @@ static inline uint32_t peers_key(uint32_t change, uint32_t which)
 
 /* ---- peers.c ---- */
 
+/* Counts the communicator among those that have rings on its device, once all offers are known. False: the kernels of all of
+ * them and of all ranks that share the GPU would not be resident together, even with one CTA each. */
+bool lc_peers_take_room(struct lc_peers *peers);
+
 /* What all communicators of the process have of a device. */
 size_t lc_peers_reserved(int device);
 

@@ -147,7 +147,8 @@ static const char *error_text(int err)
     return "error";
 }
 
-static const struct lc_backend slow = { .cudaMemcpyAsync = copy_once,
+static const struct lc_backend slow = { .cudaDeviceGetAttribute = attribute,
+                                        .cudaMemcpyAsync = copy_once,
                                         .cudaEventRecord = record,
                                         .cudaEventQuery = query,
                                         .cudaGetLastError = last_error,
@@ -180,22 +181,24 @@ static void goes_on_when_all_is_well(void)
     CHECK(lc_peers_step(&peers) && lc_peers_rings(&peers, 0) && own_word == 1);
 }
 
-/* Two ranks on this GPU; with the other one's kernels and three quarters of it there is room for all. */
-static void grids_of_more_communicators_are_smaller(void)
+/* Two ranks on this GPU, two kernels of each at a time, and three quarters of it: 24 communicators, the more the smaller. */
+static void kernels_of_all_communicators_find_room(void)
 {
-    static struct lc_peers peers[6];
-    uint32_t before = 0;
+    static struct lc_peers peers[25];
+    uint32_t before = 16;
 
-    for (uint32_t n = 0; n < 6; n++) {
+    for (uint32_t n = 0; n < 24; n++) {
         peers[n] = waiting((const int[]){ 1, 1 });
         peers[n].facts.device = 3;
-        CHECK(lc_peers_step(&peers[n]) && lc_peers_rings(&peers[n], 0));
+        CHECK(lc_peers_take_room(&peers[n]));
         CHECK(lc_peers_ctas(&peers[0]) == lc_peers_ctas(&peers[n]));
         CHECK(lc_peers_ctas(&peers[n]) * 2 * 2 * (n + 1) <= 99);
         CHECK(n == 0 ? lc_peers_ctas(&peers[n]) == 16 : lc_peers_ctas(&peers[n]) <= before);
         before = lc_peers_ctas(&peers[n]);
     }
-    CHECK(before == 4);
+    peers[24] = waiting((const int[]){ 1, 1 });
+    peers[24].facts.device = 3;
+    CHECK(before == 1 && !lc_peers_take_room(&peers[24]) && lc_peers_ctas(&peers[0]) == 1);
 }
 
 static void a_failure_between_two_looks_is_not_missed(void)
@@ -215,7 +218,7 @@ static void a_failure_before_is_not_missed(void)
 int main(void)
 {
     goes_on_when_all_is_well();
-    grids_of_more_communicators_are_smaller();
+    kernels_of_all_communicators_find_room();
     a_failure_between_two_looks_is_not_missed();
     a_failure_before_is_not_missed();
     what_failed_half_way_is_waited_for();
