@@ -79,7 +79,7 @@ LK_INLINE uint64_t lk_packs(uint64_t count, uint32_t wire)
 /* The pack of the tile space where a tensor of `packs` packs begins that comes behind the first `before` ones. Granules of a
  * large tensor lie in memory as they would if it were alone: moved along its lines, and none of them shared. Calls in lines
  * have no granules. */
-#define LK_LARGE_PACKS (16 * (LK_GRANULE / LK_PACK_BYTES))
+#define LK_LARGE_PACKS ((uint64_t)16 * (LK_GRANULE / LK_PACK_BYTES))
 LK_INLINE uint64_t lk_place(uint32_t work, uint64_t before, uint64_t packs)
 {
     uint64_t granule = LK_GRANULE / LK_PACK_BYTES;
