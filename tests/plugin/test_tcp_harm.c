@@ -10,6 +10,8 @@
 #include <errno.h>
 #include <sched.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 static struct lc_net_context *ctx;
 
@@ -143,6 +145,100 @@ static void lost_short_messages_need_no_call(void)
     pair_close(&pair);
 }
 
+/* With io held. */
+static void say_control(struct lane *lane)
+{
+    pthread_mutex_lock(&lane->conn->lock);
+    lane->conn->dirty = true;
+    pthread_mutex_unlock(&lane->conn->lock);
+    conn_fill_batch(lane);
+    CHECK(writev(lane->fd, lane->iov, lane->iov_n) > 0);
+    lane->iov_n = 0;
+    atomic_store(&lane->reading, UINT64_MAX);
+}
+
+static void wait_until_told(struct lane *lane)
+{
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+
+    while (!atomic_load(&lane->again)) {
+        CHECK(!lc_deadline_passed(end));
+        sched_yield();
+    }
+}
+
+static void send_short(struct pair *pair, unsigned char value)
+{
+    unsigned char from[8];
+    struct lc_net_request *send;
+
+    memset(from, value, sizeof(from));
+    CHECK(lc_net_tcp.isend(pair->send, from, sizeof(from), 0, NULL, &send) == 0 && send);
+    pair_wait(send, NULL, NULL, NULL);
+}
+
+static void receive_short(struct pair *pair, unsigned char value)
+{
+    unsigned char to[8];
+    void *at = to;
+    size_t room = sizeof(to);
+    struct lc_net_request *recv;
+    int tag = 0;
+
+    CHECK(lc_net_tcp.irecv(pair->recv, 1, &at, &room, &tag, NULL, &recv) == 0 && recv);
+    pair_wait(NULL, recv, NULL, NULL);
+    CHECK(to[0] == value && to[sizeof(to) - 1] == value);
+}
+
+/* The end of a socket is told of once, here while another thread holds the lane, and behind a CONTROL that has not been
+ * read. The messages that were lost with it have to come though the sender calls no more. */
+static void end_behind_control_is_seen(void)
+{
+    struct pair pair = pair_open(ctx, 0);
+    struct lane *far = &((struct conn *)pair.recv)->lanes[0];
+    struct lane *lane = &((struct conn *)pair.send)->lanes[0];
+
+    pthread_mutex_lock(&far->io); /* nobody reads */
+    for (unsigned char i = 1; i <= 4; i++)
+        send_short(&pair, i);
+    pthread_mutex_lock(&lane->io);
+    say_control(far);
+    lane_break(far, "lost with all that has come");
+    pthread_mutex_unlock(&far->io);
+    wait_until_told(lane);
+    lane_unlock(lane);
+    for (unsigned char i = 1; i <= 4; i++)
+        receive_short(&pair, i);
+    pair_close(&pair);
+}
+
+/* Who holds the lane only writes, and the write does not fail. */
+static void end_is_seen_beside_a_write(void)
+{
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+    struct pair pair = pair_open(ctx, 0);
+    struct conn *conn = (struct conn *)pair.send;
+    struct lane *far = &((struct conn *)pair.recv)->lanes[0];
+    uint64_t lost = 0;
+
+    pthread_mutex_lock(&far->io);
+    pthread_mutex_lock(&conn->lanes[0].io);
+    CHECK(shutdown(far->fd, SHUT_WR) == 0);
+    wait_until_told(&conn->lanes[0]);
+    pthread_mutex_unlock(&conn->lanes[0].io); /* has looked last before that */
+    send_short(&pair, 5);
+    pthread_mutex_unlock(&far->io);
+    while (!lost) {
+        pthread_mutex_lock(&conn->lock);
+        lost = conn->lanes[0].lost;
+        pthread_mutex_unlock(&conn->lock);
+        CHECK(!lc_deadline_passed(end));
+        sched_yield();
+    }
+    receive_short(&pair, 5);
+    pair_close(&pair);
+}
+
 int main(int argc, char **argv)
 {
     bool soak = getenv("LCTEST_SOAK") != NULL;
@@ -154,6 +250,8 @@ int main(int argc, char **argv)
     cut_at_every_offset(1, 400, soak ? 1 : 9);
     cut_within_long_messages();
     lost_short_messages_need_no_call();
+    end_behind_control_is_seen();
+    end_is_seen_beside_a_write();
     one_socket_is_enough(argc > 1 ? atoi(argv[1]) : 3);
     random_kills_change_no_byte(soak ? 60 : 2);
     lc_net_tcp.fini(ctx);

@@ -235,7 +235,7 @@ static void attach_dialled(struct talk *talk)
         lane_attach(lane, talk->fd, talk->hello.epoch);
         talk->over = true; /* before the lane can close it: see service_forget */
     }
-    pthread_mutex_unlock(&lane->io);
+    lane_unlock(lane);
     if (err)
         conn_fail(conn, -EPROTO, "the other side counts more pieces than were sent");
     if (ok) {

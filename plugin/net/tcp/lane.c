@@ -437,27 +437,36 @@ static bool move(struct lane *lane, int budget)
 
 void lane_kick(struct lane *lane, int budget)
 {
-    bool more = false;
-
     atomic_store(&lane->again, true);
     while (atomic_load(&lane->again) && pthread_mutex_trylock(&lane->io) == 0) {
+        bool hung;
+        bool more;
+
         atomic_store(&lane->again, false);
+        hung = atomic_exchange(&lane->hung, false);
         more = move(lane, budget);
-        if (more && (lane->index > 0 || owes(lane)))
+        if (more && hung)
+            atomic_store(&lane->hung, true);
+        if (more && (lane->index > 0 || hung || owes(lane)))
             (void)engine_poll(lane, EPOLL_CTL_MOD);
         pthread_mutex_unlock(&lane->io);
     }
 }
 
-void lane_push(struct lane *lane)
+void lane_unlock(struct lane *lane)
 {
-    atomic_store(&lane->again, true);
-    if (pthread_mutex_trylock(&lane->io) != 0)
-        return; /* whoever holds it looks once more */
-    atomic_store(&lane->again, false);
-    if (lane->fd >= 0 && look(lane) == STANDS)
-        (void)write_some(lane);
     pthread_mutex_unlock(&lane->io);
     if (atomic_load(&lane->again))
         lane_kick(lane, 1);
+}
+
+void lane_push(struct lane *lane)
+{
+    if (pthread_mutex_trylock(&lane->io) != 0) {
+        lane_kick(lane, 1); /* whoever holds it looks once more */
+        return;
+    }
+    if (lane->fd >= 0 && look(lane) == STANDS)
+        (void)write_some(lane);
+    lane_unlock(lane);
 }

@@ -408,7 +408,7 @@ static bool seat_guest(struct talk *talk, struct lane *lane, struct lc_tcp_reply
         ok = false;
         reply->status = LC_TCP_STATUSES; /* nothing more to say */
     }
-    pthread_mutex_unlock(&lane->io);
+    lane_unlock(lane);
     return ok;
 }
 

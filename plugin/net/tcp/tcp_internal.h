@@ -65,7 +65,11 @@ struct lane {
     struct conn *conn;
     int index;
     pthread_mutex_t io;
-    atomic_bool again; /* set before trying io: whoever holds it looks once more */
+    atomic_bool
+        again; /* set before trying io: whoever holds it moves once more; cleared by who is about to */
+    /* Set by the pool, before `again`: the socket's end is there, behind what is still to be read. Taken by whoever looks,
+     * with io held, and set again by it if it has not come so far. */
+    atomic_bool hung;
     atomic_bool
         wrote; /* set behind each write, by whoever holds io; rail_watch takes it back before it looks */
     /* Sender: the oldest message that the sendmsg under way reads, UINT64_MAX: none is under way. Stored by whoever holds
@@ -343,7 +347,8 @@ int lane_places(const struct lane *lane, struct iovec *iov, int most, size_t *by
 /* lane.c */
 void lane_init(struct lane *lane, struct conn *conn, int index);
 void lane_kick(struct lane *lane, int budget);
-void lane_push(struct lane *lane);                     /* writes only: what was just posted */
+void lane_unlock(struct lane *lane); /* lets go of io, for those who have not tried it */
+void lane_push(struct lane *lane);   /* writes only: what was just posted */
 void lane_break(struct lane *lane, const char *cause); /* with io held */
 void lane_close(struct lane *lane);
 /* With io held, the lane being down: it goes on with this socket. */
