@@ -63,3 +63,13 @@ int lc_output_write(int fd, const char *text, size_t size)
     (void)pthread_sigmask(SIG_SETMASK, &old, NULL);
     return err;
 }
+
+void lc_output_defuse(char *text)
+{
+    for (unsigned char *c = (unsigned char *)text; *c; c++) {
+        if (*c < ' ' || *c == 0x7f)
+            *c = '?';
+        else if (*c == 0xc2 && c[1] >= 0x80 && c[1] < 0xa0)
+            *c = c[1] = '?';
+    }
+}

@@ -9,4 +9,8 @@
  * would end the program does not reach it. */
 int lc_output_write(int fd, const char *text, size_t size);
 
+/* Bytes that a terminal may obey become '?': control characters, also those of two bytes in UTF-8. For names that come
+ * from outside, in place. */
+void lc_output_defuse(char *text);
+
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/json.h"
+#include "common/output.h"
 #include "interpose/note.h"
 #include "interpose/report.h"
 
@@ -22,6 +23,16 @@ static const char *human(uint64_t bytes, char *out)
         value /= 1024;
     (void)snprintf(out, 16, unit ? "%.1f %s" : "%.0f %s", value, units[unit]);
     return out;
+}
+
+/* Names come from the program and from plugins. */
+static void print_name(const char *name, FILE *out)
+{
+    char safe[256];
+
+    (void)snprintf(safe, sizeof(safe), "%s", name);
+    lc_output_defuse(safe);
+    fputs(safe, out);
 }
 
 static const char *nccl_version(int code, char *out, size_t size)
@@ -128,8 +139,11 @@ static void print_comm(const struct lc_report_comm *comm, FILE *out)
     static const char *const origins[] = { "", ", split", ", shrunk", ", first seen in use" };
 
     fprintf(out, "  communicator #%" PRId64, comm->number);
-    if (*comm->facts.name)
-        fprintf(out, " \"%s\"", comm->facts.name);
+    if (*comm->facts.name) {
+        fputs(" \"", out);
+        print_name(comm->facts.name, out);
+        fputc('"', out);
+    }
     fprintf(out, ": rank %d of %d", comm->facts.rank, comm->facts.ranks);
     if (comm->facts.device >= 0)
         fprintf(out, ", device %d", comm->facts.device);
@@ -212,9 +226,17 @@ static void print_metrics(const struct lc_report *report, FILE *out)
     for (size_t i = 0; i < report->n_metrics && i < METRIC_LINES; i++) {
         const struct lc_metric *m = &report->metrics[i];
 
-        fprintf(out, "  network %s, %s (%s):", m->device, m->peer, m->source);
+        fputs("  network ", out);
+        print_name(m->device, out);
+        fputs(", ", out);
+        print_name(m->peer, out);
+        fputs(" (", out);
+        print_name(m->source, out);
+        fputs("):", out);
         for (int j = 0; j < m->n; j++) {
-            fprintf(out, "%s %s ", j ? "," : "", m->counter[j].name);
+            fputs(j ? ", " : " ", out);
+            print_name(m->counter[j].name, out);
+            fputc(' ', out);
             if (strncmp(m->counter[j].name, "bytes_", 6) == 0)
                 fputs(human(m->counter[j].value, text), out);
             else

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "interpose/cli/job.h"
 
+#include "common/output.h"
 #include "interpose/cli/json_walk.h"
 
 #include <errno.h>
@@ -31,14 +32,6 @@ struct reader {
     struct lc_job_metric metric; /* complete when the next begins, or the text ends */
 };
 
-void lc_job_defuse(char *text)
-{
-    for (; *text; text++) {
-        if ((unsigned char)*text < ' ' || *text == 0x7f)
-            *text = '?';
-    }
-}
-
 static void copy_text(char *out, size_t size, const char *value)
 {
     size_t i = 0;
@@ -46,7 +39,7 @@ static void copy_text(char *out, size_t size, const char *value)
     for (; value[i] && i + 1 < size; i++)
         out[i] = value[i];
     out[i] = '\0';
-    lc_job_defuse(out);
+    lc_output_defuse(out);
 }
 #define COPY(field, value) copy_text(field, sizeof(field), value)
 

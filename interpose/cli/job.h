@@ -91,9 +91,6 @@ bool lc_job_judge(struct lc_job *job);
 void lc_job_print(const struct lc_job *job);
 int lc_job_print_json(const struct lc_job *job, size_t bad);
 
-/* Makes what would steer a terminal harmless. */
-void lc_job_defuse(char *text);
-
 void lc_job_free(struct lc_job *job);
 
 #endif

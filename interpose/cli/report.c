@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/cleanup.h"
+#include "common/output.h"
 #include "interpose/cli/cli.h"
 #include "interpose/cli/job.h"
 
@@ -79,7 +80,7 @@ static void say_bad(const char *name, int err, size_t bad)
     char safe[128];
 
     (void)snprintf(safe, sizeof(safe), "%s", name);
-    lc_job_defuse(safe);
+    lc_output_defuse(safe);
     if (bad <= 10)
         lc_cli_say("%s is left out: %s", safe, why(err));
     else if (bad == 11)

@@ -28,7 +28,7 @@ static struct lc_report_comm comms[] = {
                  .device = LC_DEVICE_UNASKED,
                  .parent = 0,
                  .origin = LC_COMM_SPLIT,
-                 .name = "pipe \"a\"" } },
+                 .name = "pipe \"a\"\033[2J" } },
     { .number = 5, .facts = { .ranks = 2, .device = 2, .parent = -1, .origin = LC_COMM_ADOPTED }},
 };
 
@@ -86,7 +86,7 @@ int main(int argc, char **argv)
     loongcomm_metrics_flush_v1(add_more, 1);
     loongcomm_metrics_add_v1("tcp", "eth0", "10.0.0.2", "bytes_sent", 1 << 30);
     loongcomm_metrics_add_v1("tcp", "eth0", "10.0.0.2", "messages_sent", 2000);
-    loongcomm_metrics_add_v1("verbs", "mlx5_0:1", "10.0.0.2", "bytes_sent", 77);
+    loongcomm_metrics_add_v1("verbs", "mlx5_0:1", "10.0.0.2\302\233", "bytes_sent", 77);
     report.metrics = lc_metrics_take(&report.n_metrics);
     loongcomm_metrics_flush_v1(add_more, 0);
     lc_ledger_add(&comms[0].ledger, LC_OP_ALL_REDUCE, LC_NCCL_NO_FASTER_PATH, 1 << 30, 1 << 29);
