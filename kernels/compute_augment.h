@@ -21,28 +21,6 @@ enum augment_draw {
     AUGMENT_ERASE,
 };
 
-LK_INLINE void augment_philox(uint64_t key, const uint32_t counter[4], uint32_t out[4])
-{
-    uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
-    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
-
-    for (int round = 0; round < 10; round++) {
-        uint64_t p0 = (uint64_t)0xd2511f53U * c0;
-        uint64_t p1 = (uint64_t)0xcd9e8d57U * c2;
-
-        c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
-        c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
-        c1 = (uint32_t)p1;
-        c3 = (uint32_t)p0;
-        k0 += 0x9e3779b9U;
-        k1 += 0xbb67ae85U;
-    }
-    out[0] = c0;
-    out[1] = c1;
-    out[2] = c2;
-    out[3] = c3;
-}
-
 struct augment_generator {
     uint64_t seed, sample;
     uint32_t epoch;
@@ -53,7 +31,7 @@ LK_INLINE void augment_words(const struct augment_generator *g, uint32_t draw, u
     uint32_t counter[4] = { (uint32_t)g->sample, (uint32_t)(g->sample >> 32), g->epoch,
                             LK_AUGMENT_STREAM + draw };
 
-    augment_philox(g->seed, counter, out);
+    philox_words(g->seed, counter, out);
 }
 
 /* In [0, 1), and in [least, most]. */

@@ -118,10 +118,10 @@ LK_INLINE uint32_t narrow_fp16(float x)
 }
 
 /* Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). */
-LK_INLINE void philox(uint64_t seed, uint64_t counter, uint32_t out[4])
+LK_INLINE void philox_words(uint64_t key, const uint32_t counter[4], uint32_t out[4])
 {
-    uint32_t c0 = (uint32_t)counter, c1 = (uint32_t)(counter >> 32), c2 = 0, c3 = 0;
-    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+    uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
 
 #ifdef __CUDA_ARCH__
 #pragma unroll
@@ -141,6 +141,13 @@ LK_INLINE void philox(uint64_t seed, uint64_t counter, uint32_t out[4])
     out[1] = c1;
     out[2] = c2;
     out[3] = c3;
+}
+
+LK_INLINE void philox(uint64_t seed, uint64_t counter, uint32_t out[4])
+{
+    const uint32_t words[4] = { (uint32_t)counter, (uint32_t)(counter >> 32), 0, 0 };
+
+    philox_words(seed, words, out);
 }
 
 /* Random bits of element e = 8 * counter + lane of a block: the rule of struct lk_rng. */
