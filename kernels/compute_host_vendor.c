@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The processor has no vendor's library: everything is left to the kernel of our own.
+ * The processor has none of the vendor's libraries: everything is left to our own kernels.
  */
-#include "kernels/blocks_internal.h"
+#include "kernels/attention_internal.h"
 
 int lk_vendor_open(const char *library, struct lk_vendor **out)
 {
@@ -21,6 +21,29 @@ int lk_vendor_gemm(struct lk_vendor *vendor, const struct lk_gemm *gemm, void *s
 
 int lk_vendor_tune(struct lk_vendor *vendor, const struct lk_gemm *gemm, struct lk_gemm_tuned *out,
                    void *stream)
+{
+    return LK_VENDOR_NONE;
+}
+
+int lk_cudnn_open(const char *library, const char *device, struct lk_cudnn **out)
+{
+    *out = NULL;
+    return 0;
+}
+
+void lk_cudnn_close(struct lk_cudnn *cudnn)
+{
+}
+
+int lk_cudnn_plan(struct lk_cudnn *cudnn, const struct lk_cudnn_key *key, uint64_t *workspace,
+                  char why[LK_CUDNN_WHY], int *planned)
+{
+    return LK_VENDOR_NONE;
+}
+
+int lk_cudnn_run(struct lk_cudnn *cudnn, const struct lk_cudnn_key *key,
+                 const struct lk_cudnn_memory *memory, char why[LK_CUDNN_WHY], int *planned,
+                 void *stream)
 {
     return LK_VENDOR_NONE;
 }
