@@ -6,13 +6,14 @@
 #ifndef LC_TESTS_KERNELS_COMPUTE_H
 #define LC_TESTS_KERNELS_COMPUTE_H
 
-#include "kernels/loongblocks.h"
+#include "kernels/loongattention.h"
 
 #include <stdbool.h>
 #include <stddef.h>
 
 struct compute_lib {
 #define LK_SYM(name) __typeof__(name) *name;
+#include "kernels/attention.def"
 #include "kernels/blocks.def"
 #include "kernels/compute.def"
 #undef LK_SYM

@@ -16,6 +16,7 @@ void compute_open(struct compute_target *target, const char *path)
         fprintf(stderr, "%s\n", dlerror());
     CHECK(target->handle);
 #define LK_SYM(name) CHECK((*(void **)&target->lib.name = dlsym(target->handle, #name)));
+#include "kernels/attention.def"
 #include "kernels/blocks.def"
 #include "kernels/compute.def"
     LK_SYM(lk_error_text)
