@@ -212,29 +212,46 @@ static void end_behind_control_is_seen(void)
     pair_close(&pair);
 }
 
-/* Who holds the lane only writes, and the write does not fail. */
+static bool has_lost_its_socket(struct lane *lane)
+{
+    bool lost;
+
+    pthread_mutex_lock(&lane->conn->lock);
+    lost = lane->lost > 0;
+    pthread_mutex_unlock(&lane->conn->lock);
+    return lost;
+}
+
+/* Who holds the lane only writes, and the write does not fail. Where the pool is first, there is nothing to write to until
+ * the receiver's lane is free for the next socket. */
 static void end_is_seen_beside_a_write(void)
 {
     struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
     struct pair pair = pair_open(ctx, 0);
     struct conn *conn = (struct conn *)pair.send;
     struct lane *far = &((struct conn *)pair.recv)->lanes[0];
-    uint64_t lost = 0;
+    unsigned char from[8];
+    struct lc_net_request *send;
+    bool sent = false;
+
+    memset(from, 5, sizeof(from));
 
     pthread_mutex_lock(&far->io);
     pthread_mutex_lock(&conn->lanes[0].io);
     CHECK(shutdown(far->fd, SHUT_WR) == 0);
     wait_until_told(&conn->lanes[0]);
     pthread_mutex_unlock(&conn->lanes[0].io); /* has looked last before that */
-    send_short(&pair, 5);
+    CHECK(lc_net_tcp.isend(pair.send, from, sizeof(from), 0, NULL, &send) == 0 && send);
+    while (!sent && !has_lost_its_socket(&conn->lanes[0])) {
+        CHECK(lc_net_tcp.test(send, &sent, NULL) == 0);
+        CHECK(!lc_deadline_passed(end));
+    }
     pthread_mutex_unlock(&far->io);
-    while (!lost) {
-        pthread_mutex_lock(&conn->lock);
-        lost = conn->lanes[0].lost;
-        pthread_mutex_unlock(&conn->lock);
+    while (!has_lost_its_socket(&conn->lanes[0])) {
         CHECK(!lc_deadline_passed(end));
         sched_yield();
     }
+    pair_wait(sent ? NULL : send, NULL, NULL, NULL);
     receive_short(&pair, 5);
     pair_close(&pair);
 }
