@@ -152,6 +152,33 @@ int wait_done(void *request)
     return sizes[0];
 }
 
+void wait_all(struct waited *waited, int n)
+{
+    long begun = now_ms();
+    int left = n;
+
+    while (left > 0) {
+        for (int i = 0; i < n; i++) {
+            struct waited *one = &waited[i];
+
+            if (one->done)
+                continue;
+            CHECK(test_once(one->request, &one->done, one->sizes) == LC_NCCL_SUCCESS);
+            left -= one->done;
+        }
+        still_patient(begun, "all of several requests");
+        sched_yield();
+    }
+}
+
+void wait_both(void *recv, void *send, int size)
+{
+    struct waited both[2] = { { .request = recv }, { .request = send } };
+
+    wait_all(both, 2);
+    CHECK(both[0].sizes[0] == size && both[1].sizes[0] == size);
+}
+
 void *post_send(void *comm, void *data, size_t size, int tag)
 {
     void *mr = mr_of(comm, data, size);

@@ -85,8 +85,17 @@ void flow_run(struct flow *flow); /* begin, steps, end */
 
 /* Tests once: outputs must be written, sizes only when done. */
 enum lc_nccl_result test_once(void *request, bool *done, int *sizes);
-/* Until done; the number of bytes. */
+/* Until done; the number of bytes. Only where nothing else has to move meanwhile. */
 int wait_done(void *request);
+/* As NCCL does it, each request is asked about in turn until all are done: either end of a connection may be moved by that
+ * alone. `sizes` as test gives them. */
+struct waited {
+    void *request;
+    bool done;
+    int sizes[32];
+};
+void wait_all(struct waited *waited, int n);
+void wait_both(void *recv, void *send, int size); /* so many bytes have come, and were sent */
 /* Posts until there is a request. */
 void *post_send(void *comm, void *data, size_t size, int tag);
 void *post_recv(void *comm, void *data, size_t size, int tag);

@@ -740,8 +740,7 @@ void refused_memory_is_no_lost_message(void)
                 OK(net.isend(pair.send, data[0], sizeof(data[0]), 1, out_mr, NULL, &requests[0]));
             still_patient(begun, "a request after refused memory");
         }
-        CHECK(wait_done(requests[1]) == (int)sizeof(data[1]));
-        CHECK(wait_done(requests[0]) == (int)sizeof(data[0]));
+        wait_both(requests[1], requests[0], (int)sizeof(data[1]));
         seen += guard_fail_allocation(0);
         CHECK(memcmp(data[0], data[1], sizeof(data[0])) == 0);
     }
@@ -921,8 +920,8 @@ void connections_match_their_handles(void)
         void *recv = post_recv(pairs[out].recv, &in, sizeof(in), 1);
         void *send = post_send(pairs[out].send, &out, sizeof(out), 1);
 
-        CHECK(wait_done(recv) == sizeof(in) && in == out);
-        CHECK(wait_done(send) == sizeof(out));
+        wait_both(recv, send, (int)sizeof(in));
+        CHECK(in == out);
         pair_close(&pairs[out]);
     }
     plugin_unload();

@@ -145,11 +145,11 @@ static int max_recvs(void)
 static void grouped(struct pair *pair, int n, int kind, uint64_t *state)
 {
     static unsigned char out[8][5000], in[8][6000];
-    void *data[8], *mrs[8], *events[8] = { NULL }, *recv = STALE, *sends[8];
+    void *data[8], *mrs[8], *events[8] = { NULL }, *recv = STALE;
+    struct waited waited[9] = { 0 };
     size_t rooms[8], sizes[8];
-    int tags[8], order[8], got[32] = { 0 };
+    int tags[8], order[8];
     long begun = now_ms();
-    bool done = false;
 
     for (int i = 0; i < n; i++) {
         data[i] = in[i];
@@ -160,7 +160,6 @@ static void grouped(struct pair *pair, int n, int kind, uint64_t *state)
         mrs[i] = mr_of(pair->recv, in, sizeof(in));
         tags[i] = kind == 0 ? i : kind == 1 ? 5 : i / 2;
         order[i] = i;
-        sends[i] = NULL;
     }
     for (int i = n - 1; kind == 0 && i > 0; i--) {
         int other = (int)(random_next(state) % (uint64_t)(i + 1)), kept = order[i];
@@ -173,16 +172,14 @@ static void grouped(struct pair *pair, int n, int kind, uint64_t *state)
         still_patient(begun, "room for a group");
     } while (!recv);
     for (int i = 0; i < n; i++)
-        sends[i] = post_send(pair->send, out[order[i]], sizes[order[i]], tags[order[i]]);
-    while (!done) {
-        CHECK(test_once(recv, &done, got) == LC_NCCL_SUCCESS);
-        still_patient(begun, "a group");
-        sched_yield();
-    }
+        waited[1 + i].request = post_send(pair->send, out[order[i]], sizes[order[i]],
+                                          tags[order[i]]);
+    waited[0].request = recv;
+    wait_all(waited, 1 + n);
     for (int i = 0; i < n; i++) {
-        CHECK((size_t)got[i] == sizes[i]);
+        CHECK((size_t)waited[0].sizes[i] == sizes[i]);
         CHECK(memcmp(in[i], out[i], sizes[i]) == 0);
-        CHECK(wait_done(sends[i]) == (int)sizes[order[i]]);
+        CHECK(waited[1 + i].sizes[0] == (int)sizes[order[i]]);
     }
 }
 
@@ -245,8 +242,8 @@ void outputs_are_always_written(void)
             CHECK(send != STALE && send != LC_NCCL_OPTIONAL_RECV_COMPLETION);
             still_patient(begun, "a send");
         } while (!send);
-        CHECK(wait_done(recv) == (int)sizeof(in) && in[0] == (char)i);
-        CHECK(wait_done(send) == (int)sizeof(out));
+        wait_both(recv, send, (int)sizeof(in));
+        CHECK(in[0] == (char)i);
         /* Host memory needs no flush: nothing to wait for, or something that ends. */
         {
             int flushed = (int)sizeof(in);
@@ -414,8 +411,7 @@ void flags_do_not_overtake_data(void)
         CHECK(pthread_create(&watcher, NULL, watch_words, &watched) == 0);
         recv = post_recv(pair.recv, in, LINES * 128, 1);
         send = post_send(pair.send, out, LINES * 128, 1);
-        CHECK(wait_done(recv) == LINES * 128);
-        (void)wait_done(send);
+        wait_both(recv, send, LINES * 128);
         __atomic_store_n(&watched.stop, true, __ATOMIC_RELAXED);
         CHECK(pthread_join(watcher, NULL) == 0);
     }
@@ -507,6 +503,7 @@ void all_requests_at_once(void)
         SENDS = 8 * LC_NCCL_MAX_REQUESTS
     };
     static unsigned char out[SENDS][64], in[SENDS][64];
+    static struct waited waited[LC_NCCL_MAX_REQUESTS + SENDS];
     void *recvs[LC_NCCL_MAX_REQUESTS], *sends[SENDS];
     struct pair pair;
     long begun = now_ms();
@@ -539,10 +536,13 @@ void all_requests_at_once(void)
             still_patient(begun, "room for all sends");
         } while (!sends[i]);
     }
-    for (int i = LC_NCCL_MAX_REQUESTS; i-- > 0;)
-        CHECK(wait_done(recvs[i]) == (int)sizeof(in[0]));
-    for (int i = LC_NCCL_MAX_REQUESTS * n; i-- > 0;)
-        CHECK(wait_done(sends[i]) == (int)sizeof(out[0]));
+    for (int i = 0; i < LC_NCCL_MAX_REQUESTS; i++)
+        waited[i].request = recvs[LC_NCCL_MAX_REQUESTS - 1 - i];
+    for (int i = 0; i < LC_NCCL_MAX_REQUESTS * n; i++)
+        waited[LC_NCCL_MAX_REQUESTS + i].request = sends[LC_NCCL_MAX_REQUESTS * n - 1 - i];
+    wait_all(waited, LC_NCCL_MAX_REQUESTS * (n + 1));
+    for (int i = 0; i < LC_NCCL_MAX_REQUESTS * (n + 1); i++)
+        CHECK(waited[i].sizes[0] == (int)sizeof(in[0]));
     CHECK(memcmp(in, out, sizeof(out[0]) * (size_t)(LC_NCCL_MAX_REQUESTS * n)) == 0);
     pair_close(&pair);
     plugin_unload();

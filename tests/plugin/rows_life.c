@@ -25,8 +25,7 @@ static void one_message(struct pair *pair)
     void *recv = post_recv(pair->recv, in, sizeof(in), 1);
     void *send = post_send(pair->send, out, sizeof(out), 1);
 
-    CHECK(wait_done(recv) == (int)sizeof(out));
-    CHECK(wait_done(send) == (int)sizeof(out));
+    wait_both(recv, send, (int)sizeof(out));
     CHECK(strcmp(in, out) == 0);
 }
 
