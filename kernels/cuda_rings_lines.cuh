@@ -67,19 +67,36 @@ struct lines {
     }
 };
 
+/* What a thread has sent and not yet added to. */
+struct sent_pack {
+    piece p;
+    uint4 own;
+};
+
 template <class V, class Args>
-__device__ __forceinline__ bool add_pack(const data<V, Args> &d, const lines &l, uint32_t pack)
+__device__ __forceinline__ sent_pack send_pack(const data<V, Args> &d, const lines &l,
+                                               uint32_t pack)
+{
+    sent_pack s;
+    float x[V::pack];
+
+    s.p = d.single(pack, d.args.head.packs, 0);
+    d.load_single(s.p, x);
+    s.own = d.contribution(x, pack, s.p.count);
+    l.send(d.args.head, pack, s.own);
+    return s;
+}
+
+template <class V, class Args>
+__device__ __forceinline__ bool add_pack(const data<V, Args> &d, const lines &l, uint32_t pack,
+                                         const sent_pack &s)
 {
     const lk_ring_head &h = d.args.head;
-    piece p = d.single(pack, h.packs, 0);
     float x[V::pack], sum[V::pack];
-    uint4 own, w;
 
-    d.load_single(p, x);
-    own = d.contribution(x, pack, p.count);
-    l.send(h, pack, own);
     for (uint32_t r = 0; r < h.rings.shape.ranks; r++) {
-        w = own;
+        uint4 w = s.own;
+
         if (r != h.rings.rank && !l.receive(h, r, pack, &w))
             return false;
         V::from_wire(w, x);
@@ -87,19 +104,19 @@ __device__ __forceinline__ bool add_pack(const data<V, Args> &d, const lines &l,
         for (uint32_t i = 0; i < V::pack; i++)
             sum[i] = r ? add(sum[i], x[i]) : x[i];
     }
-    d.store_single(p, d.result(sum, pack, p.count));
+    d.store_single(s.p, d.result(sum, pack, s.p.count));
     return true;
 }
 
-/* The last CTA to be through moves the state on, when none reads it any more. */
-__device__ __forceinline__ void end_lines(const lk_ring_head &h, uint64_t number, uint32_t sent,
-                                          uint32_t ctas)
+/* By a thread of each CTA when all of them know the call's number: the last one moves the state on, which nobody reads any
+ * more. So nothing is left to be done when the sums are there. */
+__device__ __forceinline__ void count_lines(const lk_ring_head &h, uint64_t number, uint32_t sent,
+                                            uint32_t ctas)
 {
     lk_ring_state *state = static_cast<lk_ring_state *>(h.rings.state);
     uint64_t bytes = static_cast<uint64_t>(sent) * pack_lines * 8 * (h.rings.shape.ranks - 1);
 
-    __threadfence();
-    if (atomicAdd(&state->lines_done, 1U) != ctas - 1)
+    if (ctas > 1 && atomicAdd(&state->lines_done, 1U) != ctas - 1)
         return;
     state->lines_done = 0;
     state->lines = number;
@@ -114,21 +131,25 @@ __device__ __forceinline__ void run_lines(const Args &args, uint32_t cta, uint32
     const volatile lk_ring_state *state = static_cast<const lk_ring_state *>(h.rings.state);
     data<V, Args> d(args);
     lines l(h, lk_next_lines(state->lines));
-    uint32_t packs = h.packs;
     uint32_t whole = h.rings.shape.line_bytes / LK_PACK_BYTES;
-    bool good = true;
     uint32_t pack = cta * threads + threadIdx.x;
+    sent_pack s = {};
+    bool good = true, refresh;
 
-    for (; good && pack < packs; pack += ctas * threads)
-        good = add_pack(d, l, pack);
-    if (lk_lines_refresh(l.number)) {
-        for (; good && pack < whole; pack += ctas * threads)
-            l.send(h, pack, make_uint4(0, 0, 0, 0));
-        packs = whole;
-    }
-    __syncthreads();
+    if (pack < h.packs)
+        s = send_pack(d, l, pack);
+    /* What each thread says here needs the number, so all have it then. */
+    refresh = __syncthreads_or(lk_lines_refresh(l.number));
     if (threadIdx.x == 0)
-        end_lines(h, l.number, packs, ctas);
+        count_lines(h, l.number, refresh ? whole : h.packs, ctas);
+    while (good && pack < h.packs) {
+        good = add_pack(d, l, pack, s);
+        pack += ctas * threads;
+        if (good && pack < h.packs)
+            s = send_pack(d, l, pack);
+    }
+    for (; refresh && good && pack < whole; pack += ctas * threads)
+        l.send(h, pack, make_uint4(0, 0, 0, 0));
 }
 
 } // namespace lk_rings_device

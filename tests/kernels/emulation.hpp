@@ -43,6 +43,7 @@ struct block {
     uint32_t arrived; /* at __syncthreads */
     uint32_t generation;
     warp *warps;
+    bool any[2]; /* of __syncthreads_or, in turns */
 };
 
 extern index3 thread; /* of whoever runs */
@@ -154,20 +155,24 @@ template <class T> inline T __shfl_sync(uint32_t, T value, int lane, int line = 
 
     return emulation::from_bits<T>(all[static_cast<uint32_t>(lane) % emulation::lanes]);
 }
-inline void __syncthreads()
+inline int __syncthreads_or(int predicate)
 {
     emulation::block *b = emulation::current_block();
     uint32_t generation = b->generation;
 
+    b->any[generation % 2] |= predicate != 0;
     if (++b->arrived == b->threads) {
         b->arrived = 0;
+        b->any[(generation + 1) % 2] = false;
         b->generation++;
     } else {
         emulation::sleep_while(&b->generation, generation);
     }
+    return b->any[generation % 2];
 }
-inline void __threadfence()
+inline void __syncthreads()
 {
+    __syncthreads_or(0);
 }
 inline uint32_t __popc(uint32_t x)
 {

@@ -274,7 +274,7 @@ void run_launches(const std::vector<const lk_ring_launch *> &launches, uint64_t 
 
             c->shape = shape;
             c->warps.resize(threads / 32);
-            c->block = { threads, 0, 0, c->warps.data() };
+            c->block = { threads, 0, 0, c->warps.data(), {} };
             for (uint32_t t = 0; t < threads; t++)
                 emulation::start(&c->block, t,
                                  [c, l, number] { run_one(c, *l, number, l->head.ctas); });
@@ -305,7 +305,7 @@ void run_exchanges(std::vector<sequence> *ranks, uint64_t seed,
 
                 c->warps.resize(exchange_roles::threads / 32);
                 c->cursors.resize(exchange_cursors(&l->head.rings.shape, l->head.ctas));
-                c->block = { exchange_roles::threads, 0, 0, c->warps.data() };
+                c->block = { exchange_roles::threads, 0, 0, c->warps.data(), {} };
                 for (uint32_t t = 0; t < exchange_roles::threads; t++)
                     emulation::start(&c->block, t, [&s, c, l, number, i] {
                         const auto &args = reinterpret_cast<const exchange_args<LK_EXCHANGE_MAX> &>(
