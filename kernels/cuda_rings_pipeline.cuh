@@ -77,7 +77,8 @@ __device__ __forceinline__ void hand_over_end(Pipeline *p, uint32_t made, bool w
  * Words.fenced(role). A credit says that the payload of slots has been read, for which no fence is needed: data warps arrive
  * when they have stored what they read, so no load is under way any more. It is a count, so only the last of several that a
  * unit gets at once may be written: jobs of one unit have one Words.unit(job). A word says that all stores of the job are
- * there for the other rank. A job without packs is the last one of its role. */
+ * there for the other rank: where nothing was stored it needs no fence either, and does not wait for one. A job without
+ * packs is the last one of its role. */
 template <uint32_t Roles, class Pipeline, class Words> struct publishing_warp {
     static constexpr uint32_t depth = Pipeline::depth;
 
@@ -136,12 +137,18 @@ template <uint32_t Roles, class Pipeline, class Words> struct publishing_warp {
         bool last = !(__match_any_sync(ALL_LANES, unit) >> lane >> 1);
         if (has)
             words->credit(role, *j, last);
-        if (__any_sync(ALL_LANES, has && fenced))
-            fence_system();
-        if (has && fenced)
-            words->word(role, *j);
-        if (has)
+        bool waits = has && fenced && j->wrote;
+        if (has && !waits) {
+            if (fenced)
+                words->word(role, *j);
             barrier_arrive(&pipelines[role].free[number % depth]);
+        }
+        if (__any_sync(ALL_LANES, waits))
+            fence_system();
+        if (waits) {
+            words->word(role, *j);
+            barrier_arrive(&pipelines[role].free[number % depth]);
+        }
         ends = __ballot_sync(ALL_LANES, end);
         __syncwarp(); /* a unit's next credit may be another lane's, and must not be overtaken by this one */
         published += n;
