@@ -25,11 +25,23 @@ enum exchange_role_number {
     EXCHANGE_ROLES,
 };
 
-constexpr uint32_t exchange_controls = 3; /* one of each role, and the one that publishes */
+/* Warps that publish: one, or one of each role. */
+template <class Path>
+constexpr uint32_t exchange_publishers = Path::publish_apart ? EXCHANGE_ROLES : 1;
 
-template <uint32_t Send, uint32_t Take, uint32_t Copy> struct exchange_warps {
-    static constexpr uint32_t send = Send, take = Take, copy = Copy;
-    static constexpr uint32_t threads = 32 * (exchange_controls + Send + Take + Copy);
+/* What a rank sends to itself is copied by warps with loads and stores, or, with Bulk, through so many pieces of shared
+ * memory by one thread of each. */
+constexpr uint32_t bulk_piece = 4096;
+
+template <uint32_t Send, uint32_t Take, uint32_t Copy, class Path = slot_path, uint32_t Bulk = 0>
+struct exchange_warps {
+    using path = Path;
+    static constexpr uint32_t send = Send, take = Take, copy = Copy, bulk = Bulk;
+    static constexpr uint32_t controls = EXCHANGE_ROLES + exchange_publishers<Path>;
+    static constexpr uint32_t threads = 32 * (controls + Send + Take + Copy);
+    /* bytes of shared memory */
+    static constexpr uint32_t stages = (Path::bulk ? Send * stage_bytes : 0) +
+                                       Copy * Bulk * bulk_piece;
 };
 
 /* Granules that a data warp takes at once. */
@@ -82,7 +94,8 @@ LK_INLINE size_t exchange_cursors(const lk_ring_shape *s, uint32_t ctas)
     return static_cast<size_t>(EXCHANGE_ROLES) * ((s->channels + ctas - 1) / ctas) * (s->ranks - 1);
 }
 
-template <class Args> struct exchange_call {
+template <class Args, class Path> struct exchange_call {
+    using path = Path;
     const Args &args;
     uint64_t segment; /* own */
     uint64_t state;
@@ -254,12 +267,18 @@ __device__ __forceinline__ bool any_bit_of(const uint4 &w)
     return __any_sync(ALL_LANES, (w.x | w.y | w.z | w.w) != 0) != 0;
 }
 
-template <class Args> struct exchange_send_work {
+template <class Args, class Path> struct exchange_send_work {
     const Args &args;
     uint32_t lane;
+    slot_writer<Path> writer;
+
+    __device__ __forceinline__ void finish() const
+    {
+        writer.finish();
+    }
 
     template <uint32_t Ahead>
-    __device__ __forceinline__ uint32_t fast(const exchange_job &j, uint32_t granule) const
+    __device__ __forceinline__ uint32_t fast(const exchange_job &j, uint32_t granule)
     {
         uint32_t at = granule * LK_GRANULE + lane * LK_PACK_BYTES, mask = 0;
         uint4 wire[Ahead];
@@ -272,13 +291,13 @@ template <class Args> struct exchange_send_work {
         for (uint32_t i = 0; i < Ahead; i++) {
             if (j.scan && !any_bit_of(wire[i]))
                 continue;
-            store_slot(j.slot + at + i * LK_GRANULE, wire[i]);
+            writer.put(j.slot + (granule + i) * LK_GRANULE, lane, wire[i]);
             mask |= 1U << (granule + i);
         }
         return mask;
     }
 
-    __device__ __forceinline__ uint32_t slow(const exchange_job &j, uint32_t granule) const
+    __device__ __forceinline__ uint32_t slow(const exchange_job &j, uint32_t granule)
     {
         uint32_t at = granule * LK_GRANULE + lane * LK_PACK_BYTES;
         pack p = read_pack(args.head.mask, j.memory, at);
@@ -286,12 +305,12 @@ template <class Args> struct exchange_send_work {
 
         if (!live || (j.scan && !j.memory.masked && !any_bit_of(p.bits)))
             return 0;
-        store_slot(j.slot + at, p.bits);
+        writer.put(j.slot + granule * LK_GRANULE, lane, p.bits);
         return 1U << granule;
     }
 
     __device__ __forceinline__ uint32_t batch(const exchange_job &j, uint32_t granule,
-                                              uint32_t count) const
+                                              uint32_t count)
     {
         uint32_t mask = 0;
 
@@ -313,6 +332,9 @@ template <class Args> struct exchange_send_work {
 struct exchange_take_work {
     uint32_t lane;
 
+    __device__ __forceinline__ void finish() const
+    {
+    }
     __device__ __forceinline__ uint4 get(const exchange_job &j, uint32_t granule) const
     {
         if (j.live >> granule & 1)
@@ -368,9 +390,9 @@ __device__ __forceinline__ void copy_plain(const stretch &s, uint64_t to, uint32
         store_uint4(reinterpret_cast<void *>(to + at + i * LK_GRANULE), bits[i]);
 }
 
-template <class Args>
-__device__ __forceinline__ void copy_granules(const exchange_call<Args> &c, const stretch &s,
-                                              uint64_t to, uint32_t granule, uint32_t count)
+template <class Call>
+__device__ __forceinline__ void copy_granules(const Call &c, const stretch &s, uint64_t to,
+                                              uint32_t granule, uint32_t count)
 {
     uint32_t at = granule * LK_GRANULE + c.lane * LK_PACK_BYTES;
 
@@ -386,9 +408,8 @@ __device__ __forceinline__ void copy_granules(const exchange_call<Args> &c, cons
 }
 
 /* This warp's share: batches of granules go round the warps of all CTAs. */
-template <class Args>
-__device__ __forceinline__ void copy_own(const exchange_call<Args> &c, uint32_t warp,
-                                         uint32_t warps)
+template <class Call>
+__device__ __forceinline__ void copy_own(const Call &c, uint32_t warp, uint32_t warps)
 {
     const lk_exchange_head &head = c.args.head;
     constexpr uint32_t bytes = exchange_span * LK_GRANULE;
@@ -404,6 +425,72 @@ __device__ __forceinline__ void copy_own(const exchange_call<Args> &c, uint32_t 
             copy_granules(c, s, to + i * bytes, 0, exchange_span);
         }
     }
+}
+
+/* The same by bulk copies: pieces go round the warps of all CTAs, several under way in each. What is masked or lies oddly
+ * is copied as above. */
+template <uint32_t Pieces> struct bulk_copier {
+    static_assert(Pieces >= 2, "one piece leaves while the next one comes");
+    uint8_t *stage;    /* Pieces * bulk_piece */
+    lk_barrier *there; /* [Pieces], whose phases end when a piece has come */
+    uint64_t to[Pieces];
+    uint32_t bytes[Pieces];
+    uint32_t begun; /* pieces */
+    uint32_t ended;
+
+    /* The oldest piece goes on to where it belongs. */
+    __device__ __forceinline__ void pass_on()
+    {
+        uint32_t i = ended % Pieces;
+
+        barrier_wait(&there[i], ended / Pieces % 2);
+        bulk_store(to[i], stage + i * bulk_piece, bytes[i]);
+        ended++;
+    }
+    __device__ __forceinline__ void copy(uint64_t from, uint64_t dst, uint32_t size)
+    {
+        uint32_t i = begun % Pieces;
+
+        if (begun - ended == Pieces - 1)
+            pass_on();
+        bulk_wait_read<1>(); /* so the one that had this place has left it */
+        to[i] = dst;
+        bytes[i] = size;
+        bulk_load(stage + i * bulk_piece, from, size, &there[i]);
+        begun++;
+    }
+    __device__ __forceinline__ void end()
+    {
+        while (ended != begun)
+            pass_on();
+        bulk_wait();
+    }
+};
+
+/* By all lanes of a warp; the first one copies. */
+template <uint32_t Pieces, class Call>
+__device__ __forceinline__ void copy_own_in_bulk(const Call &c, uint32_t warp, uint32_t warps,
+                                                 uint8_t *stage, lk_barrier *there)
+{
+    const lk_exchange_head &head = c.args.head;
+    bulk_copier<Pieces> copier = { stage, there, {}, {}, 0, 0 };
+
+    for (uint32_t entry = head.sends[c.rank()]; entry < head.sends[c.rank() + 1]; entry++) {
+        uint64_t to = c.args.entries[entry].other;
+        uint64_t all = (c.args.entries[entry].bytes + bulk_piece - 1) / bulk_piece;
+
+        for (uint64_t i = c.cta + static_cast<uint64_t>(warp) * c.ctas; i < all;
+             i += static_cast<uint64_t>(warps) * c.ctas) {
+            stretch s = c.stretch_of(entry, i, bulk_piece);
+
+            if (s.masked || (s.address | to | s.bytes) % LK_PACK_BYTES)
+                copy_granules(c, s, to + i * bulk_piece, 0, bulk_piece / LK_GRANULE);
+            else if (c.lane == 0)
+                copier.copy(s.address, to + i * bulk_piece, s.bytes);
+        }
+    }
+    if (c.lane == 0)
+        copier.end();
 }
 
 /* ---- the warps that look ---- */
@@ -434,8 +521,10 @@ template <class Call> struct exchange_send_role {
     }
     __device__ __forceinline__ uint64_t slot(const exchange_job &j) const
     {
-        return c.segment_of(j.peer) +
-               lk_slot_offset(&c.shape(), LK_EXCHANGE, c.rank(), j.channel, j.index);
+        return Call::path::pull_exchange
+                   ? c.segment + lk_slot_offset(&c.shape(), LK_EXCHANGE, j.peer, j.channel, j.index)
+                   : c.segment_of(j.peer) +
+                         lk_slot_offset(&c.shape(), LK_EXCHANGE, c.rank(), j.channel, j.index);
     }
 };
 
@@ -465,7 +554,11 @@ template <class Call> struct exchange_take_role {
     }
     __device__ __forceinline__ uint64_t slot(const exchange_job &j) const
     {
-        return c.segment + lk_slot_offset(&c.shape(), LK_EXCHANGE, j.peer, j.channel, j.index);
+        return Call::path::pull_exchange
+                   ? c.segment_of(j.peer) +
+                         lk_slot_offset(&c.shape(), LK_EXCHANGE, c.rank(), j.channel, j.index)
+                   : c.segment +
+                         lk_slot_offset(&c.shape(), LK_EXCHANGE, j.peer, j.channel, j.index);
     }
 };
 
@@ -691,17 +784,22 @@ template <class Call> struct exchange_words {
     }
 };
 
+/* which: the role of the warp, where there is one of each. */
 template <class Call>
-__device__ __forceinline__ void publish_messages(const Call &c, exchange_pipeline *pipelines)
+__device__ __forceinline__ void publish_messages(const Call &c, exchange_pipeline *pipelines,
+                                                 uint32_t which)
 {
     lk_ring_counts *counts = &reinterpret_cast<lk_ring_state *>(c.state)->counts;
     exchange_words<Call> words = {
         c,
         {0, 0}
     };
-    publishing_warp<EXCHANGE_ROLES, exchange_pipeline, exchange_words<Call>> warp(&words,
-                                                                                  pipelines);
+    publishing_warp<EXCHANGE_ROLES, exchange_pipeline, exchange_words<Call>,
+                    Call::path::jobs_a_fence>
+        warp(&words, pipelines);
 
+    if (exchange_publishers < typename Call::path >> 1)
+        warp.leave_out_all_but(which);
     warp.run();
     if (words.t.sent) {
         atomicAdd(reinterpret_cast<unsigned long long *>(&counts->bytes_sent), words.t.sent);
@@ -722,16 +820,34 @@ template <class R> __device__ __forceinline__ void init_exchange(exchange_pipeli
     __syncthreads();
 }
 
-/* All of a CTA. `cursors`: exchange_cursors() of them. */
+/* A warp that copies what the rank sends to itself. stages: where its pieces are; there: barriers of all of them. */
+template <class R, class Call>
+__device__ __forceinline__ void run_copy_warp(const Call &c, uint32_t warp, uint8_t *stages,
+                                              lk_barrier *there)
+{
+    if constexpr (R::bulk > 0)
+        copy_own_in_bulk<R::bulk>(c, warp, R::copy, stages + warp * R::bulk * bulk_piece,
+                                  there + warp * R::bulk);
+    else
+        copy_own(c, warp, R::copy);
+}
+
+/* All of a CTA. `cursors`: exchange_cursors() of them; stages: R::stages bytes of shared memory; there: a barrier for each
+ * piece of a bulk copy. */
 template <class R, class Args>
 __device__ __forceinline__ void run_exchange_cta(const Args &args, exchange_pipeline *pipelines,
                                                  exchange_cursor *cursors, uint32_t cta,
-                                                 uint32_t ctas)
+                                                 uint32_t ctas, uint8_t *stages = nullptr,
+                                                 lk_barrier *there = nullptr)
 {
-    using call_type = exchange_call<Args>;
+    using Path = typename R::path;
+    using call_type = exchange_call<Args, Path>;
     uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     call_type c(args, cta, ctas);
 
+    if constexpr (R::bulk > 0)
+        for (uint32_t i = threadIdx.x; i < R::copy * R::bulk; i += R::threads)
+            barrier_init(&there[i], 1);
     init_exchange<R>(pipelines);
     if (warp == EXCHANGE_SEND) {
         look_for_messages<exchange_send_role<call_type>>(c, &pipelines[EXCHANGE_SEND], cursors);
@@ -743,13 +859,19 @@ __device__ __forceinline__ void run_exchange_cta(const Args &args, exchange_pipe
             cursors + exchange_cursors(&c.shape(), ctas) / EXCHANGE_ROLES);
         return;
     }
-    if (warp < exchange_controls) {
-        publish_messages(c, pipelines);
+    if (warp < R::controls) {
+        publish_messages(c, pipelines, warp - EXCHANGE_ROLES);
         return;
     }
-    warp -= exchange_controls;
+    warp -= R::controls;
     if (warp < R::send) {
-        exchange_send_work<Args> work = { args, lane };
+        uint8_t *stage = Path::bulk ? stages + R::copy * R::bulk * bulk_piece + warp * stage_bytes
+                                    : nullptr;
+        exchange_send_work<Args, Path> work = {
+            args,
+            lane,
+            {stage, 0}
+        };
 
         move_jobs(&work, &pipelines[EXCHANGE_SEND], warp, R::send, exchange_span);
     } else if (warp < R::send + R::take) {
@@ -757,7 +879,7 @@ __device__ __forceinline__ void run_exchange_cta(const Args &args, exchange_pipe
 
         move_jobs(&work, &pipelines[EXCHANGE_TAKE], warp - R::send, R::take, exchange_span);
     } else {
-        copy_own(c, warp - R::send - R::take, R::copy);
+        run_copy_warp<R>(c, warp - R::send - R::take, stages, there);
     }
 }
 

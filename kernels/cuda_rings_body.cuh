@@ -15,12 +15,15 @@ namespace lk_rings_device
 
 /* Data warps of each role, and granules that a warp moves at once. What a multiprocessor gets done depends on the loads that
  * it has under way; 7, 17 and 4 warps in 64 registers have about 28, 51 and 16 KB of them. */
-template <uint32_t Send, uint32_t Reduce, uint32_t Take> struct warp_roles {
+template <uint32_t Send, uint32_t Reduce, uint32_t Take, class Path = slot_path> struct warp_roles {
+    using path = Path;
     static constexpr uint32_t send = Send, reduce = Reduce, take = Take;
-    static constexpr uint32_t warps = control_warps + Send + Reduce + Take;
+    static constexpr uint32_t warps = control_warps<Path> + Send + Reduce + Take;
     static constexpr uint32_t threads = 32 * warps;
     static constexpr uint32_t send_ahead = 4, reduce_ahead = 2, take_ahead = 8;
     static constexpr uint32_t residents = threads > 512 ? 1 : 2; /* CTAs of a multiprocessor */
+    static constexpr uint32_t stages = Path::bulk ? (Send + Reduce) * stage_bytes
+                                                  : 0; /* bytes of shared memory */
 };
 
 /* Where one pack's elements lie. */
@@ -171,24 +174,47 @@ __device__ __forceinline__ uint64_t slot_pack(uint64_t slot, uint32_t granule, u
     return slot + granule * LK_GRANULE + V::lane_pack(lane) * LK_PACK_BYTES;
 }
 
-template <class V, class Args> struct send_work : data<V, Args> {
-    using base = data<V, Args>;
-    using base::lane;
-
-    __device__ explicit send_work(const Args &a) : base(a)
+/* A data warp's writer, for values whose lanes have the packs that V says. */
+template <class V, class Path> struct value_writer : slot_writer<Path> {
+    __device__ explicit value_writer(uint8_t *stage) : slot_writer<Path>{ stage, 0 }
     {
     }
+    __device__ __forceinline__ void put_pack(uint64_t slot, uint32_t granule, uint32_t lane,
+                                             uint4 v)
+    {
+        if constexpr (Path::in_order) {
+            int from = static_cast<int>(V::pack_lane(lane));
 
-    __device__ __forceinline__ uint32_t put(const job &j, uint32_t granule, const uint4 &wire) const
+            v = make_uint4(__shfl_sync(ALL_LANES, v.x, from), __shfl_sync(ALL_LANES, v.y, from),
+                           __shfl_sync(ALL_LANES, v.z, from), __shfl_sync(ALL_LANES, v.w, from));
+        }
+        this->put(slot + granule * LK_GRANULE, Path::in_order ? lane : V::lane_pack(lane), v);
+    }
+};
+
+template <class V, class Args, class Path> struct send_work : data<V, Args> {
+    using base = data<V, Args>;
+    using base::lane;
+    value_writer<V, Path> writer;
+
+    __device__ send_work(const Args &a, uint8_t *stage) : base(a), writer(stage)
+    {
+    }
+    __device__ __forceinline__ void finish() const
+    {
+        writer.finish();
+    }
+
+    __device__ __forceinline__ uint32_t put(const job &j, uint32_t granule, const uint4 &wire)
     {
         if (!any_bit(wire))
             return 0;
-        store_slot(slot_pack<V>(j.slot, granule, lane), wire);
+        writer.put_pack(j.slot, granule, lane, wire);
         return 1U << granule;
     }
 
     __device__ __forceinline__ uint32_t put_raw(const job &j, uint32_t granule,
-                                                const typename V::raw &raw) const
+                                                const typename V::raw &raw)
     {
         uint32_t pack = j.first + granule * granule_packs + V::lane_pack(lane);
         float x[V::pack];
@@ -248,22 +274,32 @@ template <class V, class Args> struct send_work : data<V, Args> {
 
 /* Two ranks have a way of their own: their order does not matter, and there is one peer to wait for. With more the loads of
  * up to four peers are under way at once instead of several granules. */
-template <class V, class Args> struct reduce_work : data<V, Args> {
+template <class V, class Args, class Path> struct reduce_work : data<V, Args> {
     using base = data<V, Args>;
     using base::args;
     using base::lane;
+    value_writer<V, Path> writer;
     static constexpr uint32_t peers_ahead = 2 / V::weight;
     static constexpr uint32_t granule_elements = granule_packs * V::pack;
     using element = typename V::element;
 
-    __device__ explicit reduce_work(const Args &a) : base(a)
+    __device__ reduce_work(const Args &a, uint8_t *stage) : base(a), writer(stage)
     {
+    }
+    __device__ __forceinline__ void finish() const
+    {
+        writer.finish();
+    }
+    __device__ __forceinline__ uint64_t segment_of(uint32_t r) const
+    {
+        return reinterpret_cast<uint64_t>(args.head.rings.segments[r]);
     }
 
     __device__ __forceinline__ uint4 fetch(const job &j, uint32_t granule, uint32_t r) const
     {
         if (j.live[r] >> granule & 1)
-            return load_slot(slot_pack<V>(j.slot + j.where[r], granule, lane));
+            return load_slot(slot_pack<V>(
+                (Path::pull_scatter ? segment_of(r) : 0) + j.slot + j.where[r], granule, lane));
         return make_uint4(0, 0, 0, 0);
     }
 
@@ -305,24 +341,27 @@ template <class V, class Args> struct reduce_work : data<V, Args> {
         }
     }
 
-    __device__ __forceinline__ uint32_t put(const job &j, uint32_t granule, const uint4 &wire) const
+    __device__ __forceinline__ uint32_t put(const job &j, uint32_t granule, const uint4 &wire)
     {
         const lk_rings &rings = args.head.rings;
-        uint64_t at = slot_pack<V>(j.out_slot, granule, lane);
 
         if (args.head.work != LK_WORK_ALL_REDUCE || !any_bit(wire))
             return 0;
 #pragma unroll 1
         for (uint32_t r = 0; r < rings.shape.ranks; r++)
             if (r != rings.rank)
-                store_slot(reinterpret_cast<uint64_t>(rings.segments[r]) + at, wire);
+                writer.put_pack(Path::pull_gather ? segment_of(rings.rank) +
+                                                        lk_slot_offset(&rings.shape, LK_GATHER, r,
+                                                                       j.at.channel, j.out.slot)
+                                                  : segment_of(r) + j.out_slot,
+                                granule, lane, wire);
         return 1U << granule;
     }
 
     /* Own values and the peer's become the result of a granule. */
     __device__ __forceinline__ uint32_t put_pair(const job &j, uint32_t granule,
                                                  const typename V::raw &raw, const uint4 &wire,
-                                                 element *out) const
+                                                 element *out)
     {
         uint32_t pack = j.first + granule * granule_packs + V::lane_pack(lane);
         float sum[V::pack], x[V::pack];
@@ -428,6 +467,9 @@ template <class V, class Args> struct take_work : data<V, Args> {
     __device__ explicit take_work(const Args &a) : base(a)
     {
     }
+    __device__ __forceinline__ void finish() const
+    {
+    }
 
     __device__ __forceinline__ uint4 get(const job &j, uint32_t granule) const
     {
@@ -482,7 +524,7 @@ template <class V, class Args> struct take_work : data<V, Args> {
 /* Batches of Ahead granules, which go the fast way, or of fewer where the tiles are too small to give one to every other
  * warp; with large ones the warps take turns from job to job. */
 template <uint32_t Ahead, class Work> struct batches : Work {
-    template <class Args> __device__ explicit batches(const Args &a) : Work(a)
+    template <class... Args> __device__ explicit batches(const Args &...a) : Work(a...)
     {
     }
     __device__ __forceinline__ uint32_t batch(const job &j, uint32_t granule, uint32_t count)
@@ -500,17 +542,21 @@ template <uint32_t Ahead, class Work> struct batches : Work {
 
 /* The data warps of a CTA; `warp` is the number among them. */
 template <class V, class R, class Args>
-__device__ __forceinline__ void run_data_warp(const Args &args, pipeline *pipelines, uint32_t warp)
+__device__ __forceinline__ void run_data_warp(const Args &args, pipeline *pipelines, uint32_t warp,
+                                              uint8_t *stages)
 {
+    using Path = typename R::path;
+    uint8_t *stage = Path::bulk ? stages + warp * stage_bytes : nullptr;
     auto run = [pipelines](auto work, uint32_t role, uint32_t number, uint32_t warps) {
         move_jobs(&work, &pipelines[role], number, warps, work.span(warps));
     };
 
     if (warp < R::send)
-        run(batches<R::send_ahead / V::weight, send_work<V, Args>>(args), ROLE_SEND, warp, R::send);
+        run(batches<R::send_ahead / V::weight, send_work<V, Args, Path>>(args, stage), ROLE_SEND,
+            warp, R::send);
     else if (warp < R::send + R::reduce)
-        run(batches<R::reduce_ahead / V::weight, reduce_work<V, Args>>(args), ROLE_REDUCE,
-            warp - R::send, R::reduce);
+        run(batches<R::reduce_ahead / V::weight, reduce_work<V, Args, Path>>(args, stage),
+            ROLE_REDUCE, warp - R::send, R::reduce);
     else if (args.head.work == LK_WORK_ALL_REDUCE)
         run(batches<R::take_ahead, take_work<V, Args>>(args), ROLE_TAKE, warp - R::send - R::reduce,
             R::take);
@@ -526,36 +572,37 @@ template <class R> __device__ __forceinline__ void init_pipelines(pipeline *pipe
 }
 
 /* A control warp. */
-template <class Args>
+template <class Path, class Args>
 __device__ __forceinline__ void run_control(const Args &args, pipeline *pipelines, uint32_t warp,
                                             uint32_t cta, uint32_t ctas)
 {
-    using Call = call<Args>;
+    using Call = call<Args, Path>;
     Call c(args, cta, ctas);
 
     if (warp == ROLE_SEND)
         look_for_jobs(c, send_role<Call>(c), &pipelines[ROLE_SEND]);
     else if (warp == ROLE_REDUCE)
         look_for_jobs(c, reduce_role<Call>(c), &pipelines[ROLE_REDUCE]);
-    else if (warp == ROLES)
-        publish_jobs(c, pipelines);
+    else if (warp >= ROLES)
+        publish_jobs(c, pipelines, warp - ROLES);
     else if (c.gathers)
         look_for_jobs(c, take_role<Call>(c), &pipelines[ROLE_TAKE]);
 }
 
-/* All of a CTA. */
+/* All of a CTA. stages: R::stages bytes of shared memory. */
 template <class V, class R, class Args>
 __device__ __forceinline__ void run_cta(const Args &args, pipeline *pipelines, uint32_t cta,
-                                        uint32_t ctas)
+                                        uint32_t ctas, uint8_t *stages = nullptr)
 {
+    constexpr uint32_t controls = control_warps<typename R::path>;
     uint32_t warp = threadIdx.x / 32;
 
     init_pipelines<R>(pipelines);
     __syncthreads();
-    if (warp < control_warps)
-        run_control(args, pipelines, warp, cta, ctas);
+    if (warp < controls)
+        run_control<typename R::path>(args, pipelines, warp, cta, ctas);
     else
-        run_data_warp<V, R>(args, pipelines, warp - control_warps);
+        run_data_warp<V, R>(args, pipelines, warp - controls, stages);
 }
 
 } // namespace lk_rings_device

@@ -58,20 +58,78 @@ static __device__ __forceinline__ uint4 load_slot(uint64_t address)
     return v;
 }
 
-/* The policy that `createpolicy.fractional.L2::evict_last` makes: slots are read soon, and what streams past them from and to
- * the tensors is not. */
+/* How payload is stored into slots. */
+enum slot_store {
+    STORE_KEPT, /* L2 is told to keep it: it is read soon, and what streams past it from and to the tensors is not */
+    STORE_PLAIN,
+    STORE_STREAMING,
+    STORE_STRONG,
+};
+
+#define LK_STORE_PACK(kind, address, v)                                                         \
+    asm volatile(kind ".v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"((v).x), "r"((v).y), \
+                 "r"((v).z), "r"((v).w)                                                         \
+                 : "memory")
+
+template <slot_store How>
 static __device__ __forceinline__ void store_slot(uint64_t address, uint4 v)
 {
 #if __CUDA_ARCH__ >= 800
-    const uint64_t keep = 0x14F0000000000000;
-
-    asm volatile("st.global.L2::cache_hint.v4.u32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(address),
-                 "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "l"(keep)
-                 : "memory");
+    constexpr bool kept = How == STORE_KEPT;
 #else
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(v.x), "r"(v.y),
-                 "r"(v.z), "r"(v.w)
+    constexpr bool kept = false;
+#endif
+
+    if constexpr (kept) {
+        /* as createpolicy.fractional.L2::evict_last makes it */
+        const uint64_t keep = 0x14F0000000000000;
+
+        asm volatile("st.global.L2::cache_hint.v4.u32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(address),
+                     "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "l"(keep)
+                     : "memory");
+    } else if constexpr (How == STORE_STREAMING) {
+        LK_STORE_PACK("st.global.cs", address, v);
+    } else if constexpr (How == STORE_STRONG) {
+        LK_STORE_PACK("st.relaxed.sys.global", address, v);
+    } else {
+        LK_STORE_PACK("st.global", address, v);
+    }
+}
+
+/* ---- bulk copies, of one thread, in groups that end in order. Multiples of 16 bytes. From compute capability 9.0 on. ---- */
+
+/* What the warp's lanes have stored to shared memory is there for bulk copies behind the next barrier of the warp. */
+static __device__ __forceinline__ void fence_bulk()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+/* One group. */
+static __device__ __forceinline__ void bulk_store(uint64_t to, const void *from, uint32_t bytes)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n\t"
+                 "cp.async.bulk.commit_group;" ::"l"(to),
+                 "r"(static_cast<uint32_t>(__cvta_generic_to_shared(from))), "r"(bytes)
                  : "memory");
+#endif
+}
+
+/* All groups but the last N have read their shared memory. */
+template <uint32_t N> static __device__ __forceinline__ void bulk_wait_read()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
+#endif
+}
+
+/* What all groups wrote is there for this thread. */
+static __device__ __forceinline__ void bulk_wait()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 #endif
 }
 
@@ -116,6 +174,24 @@ static __device__ __forceinline__ void barrier_arrive(lk_barrier *b)
     asm volatile("{\n\t.reg .b64 state;\n\t"
                  "mbarrier.arrive.shared.b64 state, [%0];\n\t}" ::"r"(shared_address(b))
                  : "memory");
+}
+
+/* An arrival, and the phase ends when so many bytes have come, too. */
+static __device__ __forceinline__ void bulk_load(void *to, uint64_t from, uint32_t bytes,
+                                                 lk_barrier *b)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{\n\t.reg .b64 state;\n\t"
+        "mbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;\n\t}" ::"r"(shared_address(b)),
+        "r"(bytes)
+        : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(shared_address(to)),
+        "l"(from), "r"(bytes), "r"(shared_address(b))
+        : "memory");
+#endif
 }
 
 /* True if the phase of this parity, counted from 0, has ended. */

@@ -20,6 +20,58 @@ constexpr uint32_t tries_per_abort_check = 1024;
 static_assert(granule_packs == 32, "a lane moves a pack of each granule");
 static_assert(LK_DEVICE_RANKS <= 32, "a lane of the control warp looks after each peer");
 
+/* The way that payload and words take. Others, to be measured beside this one, derive from it. */
+struct slot_path {
+    static constexpr slot_store store = STORE_KEPT;
+    static constexpr bool bulk = false; /* payload by bulk copies out of shared memory */
+    static constexpr bool in_order =
+        false; /* a warp's lanes store a granule's packs in their order, whatever they have */
+    static constexpr bool pull_scatter = false, pull_gather = false,
+                          pull_exchange = false; /* slots lie at the writer */
+    static constexpr bool publish_apart = false; /* a warp for each role publishes */
+    static constexpr uint32_t jobs_a_fence = 1;  /* that are waited for, for a while */
+};
+
+constexpr uint32_t stage_granules = 3; /* of a warp whose payload goes by bulk copies */
+constexpr uint32_t stage_bytes = stage_granules * LK_GRANULE;
+
+/* Puts granules into slots for one data warp. All lanes call everything; `stage`: stage_bytes of shared memory, with bulk
+ * copies. */
+template <class Path> struct slot_writer {
+    uint8_t *stage;
+    uint32_t next; /* granule of `stage` */
+
+    /* Pack `pack` of the granule at `granule` is this lane's. */
+    __device__ __forceinline__ void put(uint64_t granule, uint32_t pack, const uint4 &v)
+    {
+        if constexpr (Path::bulk)
+            put_in_bulk(granule, pack, v);
+        else
+            store_slot<Path::store>(granule + pack * LK_PACK_BYTES, v);
+    }
+    __device__ __forceinline__ void put_in_bulk(uint64_t granule, uint32_t pack, const uint4 &v)
+    {
+        uint8_t *to = stage + next * LK_GRANULE;
+        bool first = threadIdx.x % 32 == 0;
+
+        next = next + 1 == stage_granules ? 0 : next + 1;
+        if (first)
+            bulk_wait_read<stage_granules - 1>();
+        __syncwarp();
+        *reinterpret_cast<uint4 *>(to + pack * LK_PACK_BYTES) = v;
+        fence_bulk();
+        __syncwarp();
+        if (first)
+            bulk_store(granule, to, LK_GRANULE);
+    }
+    /* Before this warp says that it is through with a job. */
+    __device__ __forceinline__ void finish() const
+    {
+        if (Path::bulk && threadIdx.x % 32 == 0)
+            bulk_wait();
+    }
+};
+
 /* Depth: jobs of a role under way, at most. */
 template <class Job, uint32_t Depth> struct pipeline_of {
     static constexpr uint32_t depth = Depth;
@@ -79,14 +131,16 @@ __device__ __forceinline__ void hand_over_end(Pipeline *p, uint32_t made, bool w
  * unit gets at once may be written: jobs of one unit have one Words.unit(job). A word says that all stores of the job are
  * there for the other rank: where nothing was stored it needs no fence either, and does not wait for one. A job without
  * packs is the last one of its role. */
-template <uint32_t Roles, class Pipeline, class Words> struct publishing_warp {
+template <uint32_t Roles, class Pipeline, class Words, uint32_t JobsAFence> struct publishing_warp {
     static constexpr uint32_t depth = Pipeline::depth;
+    static constexpr uint32_t patience = 16; /* rests, for jobs that one fence could serve, too */
 
     Words *words;
     Pipeline *pipelines;
     uint32_t lane;
     uint32_t role;      /* this lane's, as the next one; Roles: none */
     uint32_t published; /* jobs */
+    uint32_t waited;
     bool over;
     bool cut; /* the call was cut short */
 
@@ -94,13 +148,29 @@ template <uint32_t Roles, class Pipeline, class Words> struct publishing_warp {
 
     __device__ __forceinline__ publishing_warp(Words *w, Pipeline *all)
         : words(w), pipelines(all), lane(threadIdx.x % 32), role(lane / depth), published(0),
-          over(role >= Roles), cut(false)
+          waited(0), over(role >= Roles), cut(false)
     {
     }
     /* The role has no jobs. */
     __device__ __forceinline__ void leave_out(uint32_t which)
     {
         over = over || role == which;
+    }
+    __device__ __forceinline__ void leave_out_all_but(uint32_t which)
+    {
+        over = over || role != which;
+    }
+    /* Fewer have been done than one fence is to serve, and none of them is the last. */
+    __device__ __forceinline__ bool too_early(bool has, bool end)
+    {
+        uint32_t need = __popc(__ballot_sync(ALL_LANES, has && !end && words->fenced(role)));
+
+        if (!need || need >= JobsAFence || __any_sync(ALL_LANES, end) || waited == patience) {
+            waited = 0;
+            return false;
+        }
+        waited++;
+        return true;
     }
     /* Lane role * depth + i: the role's i-th job from `published` on is done. Those before that are published. */
     __device__ __forceinline__ bool done() const
@@ -125,6 +195,8 @@ template <uint32_t Roles, class Pipeline, class Words> struct publishing_warp {
         auto *j = &pipelines[over ? 0 : role].jobs[number % depth];
 
         if (!__any_sync(ALL_LANES, has))
+            return false;
+        if (JobsAFence > 1 && too_early(has && j->wrote, has && !j->packs))
             return false;
         if (has) {
             end = !j->packs;
@@ -177,7 +249,8 @@ __device__ __forceinline__ void init_pipeline(Pipeline *p, uint32_t data_warps)
 
 /* ---- data warps ---- */
 
-/* Work.batch(job, granule, count) moves granules and returns a bit for each that it put into a slot. Batches of `span`
+/* Work.batch(job, granule, count) moves granules and returns a bit for each that it put into a slot; Work.finish() ends when
+ * they are there as far as this warp is concerned. Batches of `span`
  * granules go round the warps, and on from job to job, so that all have the same share of any sizes. */
 template <class Work, class Pipeline>
 __device__ __forceinline__ void move_jobs(Work *work, Pipeline *p, uint32_t warp, uint32_t warps,
@@ -206,6 +279,7 @@ __device__ __forceinline__ void move_jobs(Work *work, Pipeline *p, uint32_t warp
             mask |= work->batch(*j, granule, granules - granule < span ? granules - granule : span);
         }
         batch -= batches;
+        work->finish();
         if (lane == 0 && mask)
             atomicOr(&j->wrote, mask);
         __syncwarp();

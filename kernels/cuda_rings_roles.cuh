@@ -22,8 +22,6 @@
 namespace lk_rings_device
 {
 
-constexpr uint32_t control_warps = 4; /* one of each role, and the one that publishes */
-
 /* The kernel's argument: a launch with room for N entries. */
 template <unsigned N> struct ring_args {
     lk_ring_head head;
@@ -57,7 +55,7 @@ struct message {
 struct job {
     uint64_t
         slot; /* address of the payload: of the destination's slot (send), of the source's (take), of all slots of
-                      the leg (reduce) */
+                      the leg (reduce; where slots lie at the writer, their offset in its segment) */
     uint64_t out_slot; /* reduce: offset of the result's slot in every destination's segment */
     message out;       /* send, reduce */
     place at;
@@ -72,8 +70,15 @@ struct job {
 };
 using pipeline = pipeline_of<job, 8>;
 
+/* Warps that publish: one, or one of each role. */
+template <class Path> constexpr uint32_t publishers = Path::publish_apart ? ROLES : 1;
+
+/* One of each role, and those that publish. */
+template <class Path> constexpr uint32_t control_warps = ROLES + publishers<Path>;
+
 /* What all roles know of the call. */
-template <class Args> struct call {
+template <class Args, class Path> struct call {
+    using path = Path;
     const Args &args;
     uint64_t segment; /* own */
     uint64_t state;
@@ -117,6 +122,21 @@ template <class Args> struct call {
         uint32_t r = rank() + step;
 
         return r < shape().ranks ? r : r - shape().ranks;
+    }
+    /* Where this rank writes a slot for another one, and where it reads one of its. */
+    template <bool Pull>
+    __device__ __forceinline__ uint64_t slot_for(uint32_t leg, uint32_t dst, uint32_t channel,
+                                                 uint32_t slot) const
+    {
+        return Pull ? segment + lk_slot_offset(&shape(), leg, dst, channel, slot)
+                    : segment_of(dst) + lk_slot_offset(&shape(), leg, rank(), channel, slot);
+    }
+    template <bool Pull>
+    __device__ __forceinline__ uint64_t slot_from(uint32_t leg, uint32_t src, uint32_t channel,
+                                                  uint32_t slot) const
+    {
+        return Pull ? segment_of(src) + lk_slot_offset(&shape(), leg, rank(), channel, slot)
+                    : segment + lk_slot_offset(&shape(), leg, src, channel, slot);
     }
     /* The i-th of the others, in the order of the ranks. */
     __device__ __forceinline__ uint32_t source(uint32_t i) const
@@ -359,8 +379,8 @@ template <class Call> struct send_role : peer_order<Call> {
 
         c.describe(j, dst, at);
         j->out = m;
-        j->slot = c.segment_of(dst) +
-                  lk_slot_offset(&c.shape(), LK_SCATTER, c.rank(), at.channel, m.slot);
+        j->slot = c.template slot_for<Call::path::pull_scatter>(LK_SCATTER, dst, at.channel,
+                                                                m.slot);
     }
     __device__ __forceinline__ void finish(uint32_t unit) const
     {
@@ -400,7 +420,7 @@ template <class Call> struct take_role : peer_order<Call> {
         uint32_t src = c.peer(at.step);
 
         c.describe(j, src, at);
-        j->slot = c.segment + lk_slot_offset(&c.shape(), LK_GATHER, src, at.channel, m.slot);
+        j->slot = c.template slot_from<Call::path::pull_gather>(LK_GATHER, src, at.channel, m.slot);
         j->in[0] = m.number;
         j->live[0] = static_cast<uint32_t>(word >> 32);
     }
@@ -489,7 +509,9 @@ template <class Call> struct reduce_role {
                                           job *j) const
     {
         size_t slots = lk_slot_offset(&c.shape(), LK_SCATTER, 0, 0, 0);
-        size_t slot = lk_slot_offset(&c.shape(), LK_SCATTER, src, at.channel, m.in.slot);
+        size_t slot = lk_slot_offset(&c.shape(), LK_SCATTER,
+                                     Call::path::pull_scatter ? c.rank() : src, at.channel,
+                                     m.in.slot);
 
         j->in[src] = m.in.number;
         j->live[src] = static_cast<uint32_t>(word >> 32);
@@ -498,7 +520,7 @@ template <class Call> struct reduce_role {
             return;
         c.describe(j, c.rank(), at);
         j->out = m.out;
-        j->slot = c.segment + slots;
+        j->slot = (Call::path::pull_scatter ? 0 : c.segment) + slots;
         j->out_slot = lk_slot_offset(&c.shape(), LK_GATHER, c.rank(), at.channel, m.out.slot);
     }
     __device__ __forceinline__ void finish(uint32_t unit) const
@@ -644,18 +666,22 @@ template <class Call> struct ring_words {
     }
 };
 
+/* which: the role of the warp, where there is one of each. */
 template <class Call>
-__device__ __forceinline__ void publish_jobs(const Call &c, pipeline *pipelines)
+__device__ __forceinline__ void publish_jobs(const Call &c, pipeline *pipelines, uint32_t which)
 {
     lk_ring_counts *counts = &reinterpret_cast<lk_ring_state *>(c.state)->counts;
     ring_words<Call> words = {
         c,
         {0, 0}
     };
-    publishing_warp<ROLES, pipeline, ring_words<Call>> warp(&words, pipelines);
+    publishing_warp<ROLES, pipeline, ring_words<Call>, Call::path::jobs_a_fence> warp(&words,
+                                                                                      pipelines);
 
     if (!c.gathers)
         warp.leave_out(ROLE_TAKE);
+    if (publishers < typename Call::path >> 1)
+        warp.leave_out_all_but(which);
     warp.run();
     if (warp.cut)
         return;

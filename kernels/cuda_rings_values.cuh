@@ -89,6 +89,10 @@ struct value_fp32 {
     {
         return lane;
     }
+    static __device__ __forceinline__ uint32_t pack_lane(uint32_t pack)
+    {
+        return pack;
+    }
 
     /* A granule's source elements, as they lie. */
     static __device__ __forceinline__ raw load(const float *granule, uint32_t lane)
@@ -169,6 +173,10 @@ template <bool Stochastic> struct value_fp32_bf16 {
     static __device__ __forceinline__ uint32_t lane_pack(uint32_t lane)
     {
         return packed_lane_begin(lane) / 8;
+    }
+    static __device__ __forceinline__ uint32_t pack_lane(uint32_t pack)
+    {
+        return pack % 16 * 2 + pack / 16;
     }
 
     static __device__ __forceinline__ raw load(const float *granule, uint32_t lane)
@@ -256,6 +264,10 @@ template <bool Half> struct value_16 {
     static __device__ __forceinline__ uint32_t lane_pack(uint32_t lane)
     {
         return lane;
+    }
+    static __device__ __forceinline__ uint32_t pack_lane(uint32_t pack)
+    {
+        return pack;
     }
 
     static __device__ __forceinline__ raw load(const uint16_t *granule, uint32_t lane)

@@ -61,6 +61,12 @@ block *current_block();
 void note_sync();
 void note_store(uint64_t address);
 
+/* Bulk copies of whoever runs. Each is made as late as it may be: memory is read when all but the last `but` have to have
+ * read it, and written when all have to have ended. */
+void bulk_begin(uint64_t to, const void *from, uint32_t bytes);
+void bulk_read(uint32_t but);
+void bulk_end();
+
 /* Leaves a value and returns everybody's. All lanes have to come from one line of the source. */
 const uint64_t *meet(uint64_t value, int line);
 
@@ -311,9 +317,33 @@ inline uint4 load_slot(uint64_t address)
 {
     return load_uint4(reinterpret_cast<const void *>(address));
 }
-inline void store_slot(uint64_t address, uint4 v)
+enum slot_store {
+    STORE_KEPT,
+    STORE_PLAIN,
+    STORE_STREAMING,
+    STORE_STRONG,
+};
+template <slot_store> inline void store_slot(uint64_t address, uint4 v)
 {
     store_uint4(reinterpret_cast<void *>(address), v);
+}
+inline void fence_bulk()
+{
+    emulation::yield();
+}
+inline void bulk_store(uint64_t to, const void *from, uint32_t bytes)
+{
+    check_aligned(to | reinterpret_cast<uint64_t>(from) | bytes, 16);
+    emulation::bulk_begin(to, from, bytes);
+}
+template <uint32_t N> inline void bulk_wait_read()
+{
+    emulation::bulk_read(N);
+}
+inline void bulk_wait()
+{
+    emulation::yield();
+    emulation::bulk_end();
 }
 inline void store_lines(uint64_t address, uint64_t first, uint64_t second)
 {
@@ -347,6 +377,13 @@ inline void barrier_arrive(lk_barrier *b)
         b->pending = b->count;
         b->phase++;
     }
+}
+inline void bulk_load(void *to, uint64_t from, uint32_t bytes, lk_barrier *b)
+{
+    check_aligned(reinterpret_cast<uint64_t>(to) | from | bytes, 16);
+    emulation::yield();
+    memcpy(to, reinterpret_cast<const void *>(from), bytes);
+    barrier_arrive(b);
 }
 inline bool barrier_ended(lk_barrier *b, uint32_t parity)
 {

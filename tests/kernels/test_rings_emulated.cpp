@@ -8,6 +8,7 @@
 #include "kernels/cuda_exchange_body.cuh"
 #include "kernels/cuda_rings_body.cuh"
 #include "kernels/cuda_rings_lines.cuh"
+#include "kernels/cuda_rings_paths.cuh"
 #include "kernels/rings_internal.h"
 #include "tests/check.h"
 #include "tests/kernels/exchange_plan.h"
@@ -33,6 +34,14 @@ namespace
 constexpr size_t stack_bytes = 32768;
 constexpr uint64_t most_turns = 400u * 1000 * 1000; /* far beyond any case: nobody gets on */
 
+/* A bulk copy. */
+struct bulk_copy {
+    uint64_t to;
+    const void *from;
+    std::vector<char> data; /* once it is read */
+    uint32_t bytes;
+};
+
 struct fiber {
     ucontext_t context;
     std::unique_ptr<char[]> stack;
@@ -43,6 +52,7 @@ struct fiber {
     uint32_t value;
     bool ended;
     uint64_t syncs; /* of its warp */
+    std::vector<bulk_copy> copies;
 };
 
 /* The last store to a word. */
@@ -60,6 +70,8 @@ std::unordered_map<uint64_t, store> stores; /* by address */
 void enter()
 {
     current->run();
+    if (!current->copies.empty())
+        fail("a thread ends without waiting for its bulk copies");
     current->ended = true;
     swapcontext(&current->context, &scheduler);
 }
@@ -114,6 +126,30 @@ void note_store(uint64_t address)
         last.thread / lanes == now.thread / lanes && last.syncs == now.syncs)
         fail("two lanes store a word in no order");
     last = now;
+}
+
+void bulk_begin(uint64_t to, const void *from, uint32_t bytes)
+{
+    current->copies.push_back({ to, from, {}, bytes });
+}
+
+void bulk_read(uint32_t but)
+{
+    for (size_t i = 0; i + but < current->copies.size(); i++) {
+        bulk_copy &c = current->copies[i];
+        const char *from = static_cast<const char *>(c.from);
+
+        if (c.data.empty())
+            c.data.assign(from, from + c.bytes);
+    }
+}
+
+void bulk_end()
+{
+    bulk_read(0);
+    for (const bulk_copy &c : current->copies)
+        memcpy(reinterpret_cast<void *>(c.to), c.data.data(), c.bytes);
+    current->copies.clear();
 }
 
 const uint64_t *meet(uint64_t value, int line)
@@ -196,18 +232,32 @@ namespace
 
 using namespace lk_rings_device;
 
-/* Few threads: quick. Ranks differ in shapes, which nobody else sees. */
-struct small_roles : warp_roles<1, 2, 1> {
+/* What is measured beside slot_path. */
+struct pull_bulk_apart_path : pull_apart_path {
+    static constexpr bool bulk = true, in_order = true;
 };
-struct ahead_roles : warp_roles<2, 1, 2> {
+struct pull_gather_few_fences_path : pull_gather_path {
+    static constexpr uint32_t jobs_a_fence = 4;
+};
+
+/* The path, and pieces of bulk copies of a warp. */
+#ifndef LC_PATH
+#define LC_PATH   slot_path
+#define LC_PIECES 0
+#endif
+
+/* Few threads: quick. Ranks differ in shapes, which nobody else sees. */
+struct small_roles : warp_roles<1, 2, 1, LC_PATH> {
+};
+struct ahead_roles : warp_roles<2, 1, 2, LC_PATH> {
     static constexpr uint32_t send_ahead = 8, reduce_ahead = 4, take_ahead = 16;
 };
-struct many_roles : warp_roles<2, 5, 3> {
+struct many_roles : warp_roles<2, 5, 3, LC_PATH> {
 };
 constexpr uint32_t shapes = 3;
 constexpr uint32_t threads_of[shapes] = { small_roles::threads, ahead_roles::threads,
                                           many_roles::threads };
-using exchange_roles = exchange_warps<2, 3, 1>;
+using exchange_roles = exchange_warps<2, 3, 1, LC_PATH, LC_PIECES>;
 constexpr uint32_t line_threads = 64;
 
 struct together {
@@ -224,7 +274,11 @@ struct cta {
     uint32_t shape;
     exchange_pipeline exchange[EXCHANGE_ROLES];
     std::vector<exchange_cursor> cursors;
+    alignas(128) uint8_t stages[16 * stage_bytes + LC_PIECES * bulk_piece];
+    lk_barrier there[LC_PIECES + 1];
 };
+static_assert(many_roles::stages <= sizeof(cta::stages) &&
+              exchange_roles::stages <= sizeof(cta::stages));
 
 template <class V> void run_thread(cta *c, const lk_ring_launch &l, uint32_t number, uint32_t ctas)
 {
@@ -236,11 +290,11 @@ template <class V> void run_thread(cta *c, const lk_ring_launch &l, uint32_t num
         else
             emulation::fail("lines do not narrow");
     } else if (c->shape == 0) {
-        run_cta<V, small_roles>(args, c->pipelines, number, ctas);
+        run_cta<V, small_roles>(args, c->pipelines, number, ctas, c->stages);
     } else if (c->shape == 1) {
-        run_cta<V, ahead_roles>(args, c->pipelines, number, ctas);
+        run_cta<V, ahead_roles>(args, c->pipelines, number, ctas, c->stages);
     } else {
-        run_cta<V, many_roles>(args, c->pipelines, number, ctas);
+        run_cta<V, many_roles>(args, c->pipelines, number, ctas, c->stages);
     }
 }
 
@@ -315,7 +369,7 @@ void run_exchanges(std::vector<sequence> *ranks, uint64_t seed,
                                s.ended[i - 1] < s.calls[i - 1]->head.ctas * exchange_roles::threads)
                             emulation::sleep_while(&s.ended[i - 1], s.ended[i - 1]);
                         run_exchange_cta<exchange_roles>(args, c->exchange, c->cursors.data(),
-                                                         number, l->head.ctas);
+                                                         number, l->head.ctas, c->stages, c->there);
                         s.ended[i]++;
                     });
             }
