@@ -60,19 +60,16 @@ cudaError_t allow_cursors(const void *kernel, const cudaFuncAttributes &attribut
 extern "C" int lk_run_exchange(const lk_exchange_launch *launch, void *stream)
 {
     const lk_exchange_head &head = launch->head;
-    void *args[] = { const_cast<lk_exchange_launch *>(launch) };
-    cudaLaunchAttribute attribute = {};
-    cudaLaunchConfig_t config = {};
+    bool large = head.takes[head.rings.shape.ranks] > LK_EXCHANGE_SMALL;
+    const lk_ring_kernel *other = lk_find_variant && !large ? lk_find_variant(LK_KIND_EXCHANGE)
+                                                            : nullptr;
+    lk_ring_kernel kernel = {};
 
-    config.gridDim = dim3(head.ctas);
-    config.blockDim = dim3(warps::threads);
-    config.dynamicSmemBytes = exchange_cursors(&head.rings.shape, head.ctas) *
-                              sizeof(exchange_cursor);
-    config.stream = static_cast<cudaStream_t>(stream);
-    config.attrs = &attribute;
-    config.numAttrs = lk_launch_domain(&attribute);
-    return cudaLaunchKernelExC(
-        &config, kernel_for(head.takes[head.rings.shape.ranks] > LK_EXCHANGE_SMALL), args);
+    kernel.kernel = kernel_for(large);
+    kernel.threads = warps::threads;
+    return lk_launch_kernel(
+        other ? *other : kernel, head.ctas,
+        exchange_cursors(&head.rings.shape, head.ctas) * sizeof(exchange_cursor), launch, stream);
 }
 
 extern "C" int lk_load_exchange(void)

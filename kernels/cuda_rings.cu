@@ -90,19 +90,32 @@ kernel_set find_set(kind k, bool lines)
 
 extern "C" const uint32_t lk_backend_ranks = LK_DEVICE_RANKS;
 
-/* Absent from the library that is installed. */
-#pragma weak lk_find_variant
-
-static lk_ring_kernel find_kernel(const lk_ring_launch *launch)
+/* What is measured in the place of a kernel, or NULL. */
+static const lk_ring_kernel *find_other(const lk_ring_head &head)
 {
-    const lk_ring_head &head = launch->head;
-    bool one = head.work == LK_WORK_LINES;
-    lk_ring_kernel found = { nullptr, one ? line_threads : roles::threads };
-    kernel_set set = find_set(kind_of(head), one);
+    kind k = kind_of(head);
 
-    if (!one && lk_find_variant && lk_find_variant(launch, &found))
-        return found;
+    if (!lk_find_variant || head.n > LK_RING_SMALL)
+        return nullptr;
+    if (head.work == LK_WORK_LINES)
+        return k == FP32 ? lk_find_variant(LK_KIND_LINES) : nullptr;
+    return k == FP32       ? lk_find_variant(LK_KIND_FP32)
+           : k == BF16     ? lk_find_variant(LK_KIND_BF16)
+           : k == NARROWED ? lk_find_variant(LK_KIND_NARROWED)
+                           : nullptr;
+}
+
+static lk_ring_kernel find_kernel(const lk_ring_head &head)
+{
+    bool one = head.work == LK_WORK_LINES;
+    kernel_set set = find_set(kind_of(head), one);
+    const lk_ring_kernel *other = find_other(head);
+    lk_ring_kernel found = {};
+
+    if (other)
+        return *other;
     found.kernel = head.n <= LK_RING_SMALL ? set.small : set.large;
+    found.threads = one ? line_threads : roles::threads;
     return found;
 }
 
@@ -110,18 +123,14 @@ extern "C" int lk_run_rings(const lk_ring_launch *launch, void *stream)
 {
     const lk_ring_head &head = launch->head;
     bool one = head.work == LK_WORK_LINES;
-    lk_ring_kernel kernel = find_kernel(launch);
-    uint32_t useful = (head.packs + line_threads - 1) / line_threads;
-    void *args[] = { const_cast<lk_ring_launch *>(launch) };
-    cudaLaunchAttribute attribute = {};
-    cudaLaunchConfig_t config = {};
+    lk_ring_kernel kernel = find_kernel(head);
+    uint32_t useful = (head.packs + kernel.threads - 1) / kernel.threads;
 
-    config.gridDim = dim3(one && useful < head.ctas ? useful : head.ctas);
-    config.blockDim = dim3(kernel.threads);
-    config.stream = static_cast<cudaStream_t>(stream);
-    config.attrs = &attribute;
-    config.numAttrs = lk_launch_domain(&attribute);
-    return cudaLaunchKernelExC(&config, kernel.kernel, args);
+    /* Fewer threads begin and meet sooner. */
+    if (one && head.packs < kernel.threads)
+        kernel.threads = (head.packs + 31) / 32 * 32;
+    return lk_launch_kernel(kernel, one && useful < head.ctas ? useful : head.ctas, 0, launch,
+                            stream);
 }
 
 extern "C" int lk_load_rings(void)

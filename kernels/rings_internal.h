@@ -116,19 +116,36 @@ extern const uint32_t lk_backend_ranks;
 /* Of the backend. head.n >= 1 and packs >= 1; all entries have a count. */
 int lk_run_rings(const struct lk_ring_launch *launch, void *stream);
 
-/* A kernel that takes a launch as its argument. */
+/* A kernel that takes a launch as its argument, and how it is launched. */
 struct lk_ring_kernel {
     const void *kernel;
     uint32_t threads;
+    uint32_t shared;      /* bytes of dynamic shared memory, besides what the call takes */
+    uint32_t early;       /* it may begin before the kernel before it has ended, and waits itself */
+    uint32_t same_domain; /* it is waited for with other kernels' memory (lk_launch_domain) */
+};
+
+/* Kinds of calls that variants have kernels for, as bits. */
+enum lk_variant_kind {
+    LK_KIND_NARROWED = 1,
+    LK_KIND_FP32 = 2,
+    LK_KIND_BF16 = 4,
+    LK_KIND_EXCHANGE = 8,
+    LK_KIND_LINES = 16,
 };
 
 /* Of libloongkernels-variants.so, which is the CUDA library with more kernels in it, for benchmarks and tests: launches
- * of the whole process from now on use that variant where it has a kernel for them, those of number 0 always. Not while
- * another thread makes a launch. NULL: there is none of that number, nothing has changed. Otherwise its name. */
+ * of the whole process from now on use that variant where it has a kernel for them, those of number 0 always. Its kernels
+ * are loaded on the current device; the callers do so on each that they use. Not while another thread makes a launch.
+ * NULL: there is none of that number, nothing has changed. Otherwise its name. */
 const char *lk_rings_variant(int number);
 
-/* Of the CUDA backend, and only there where variants are linked in: whether the one that was chosen has a kernel. */
-int lk_find_variant(const struct lk_ring_launch *launch, struct lk_ring_kernel *kernel);
+/* Likewise: the kinds that a variant has kernels for; of number 0: 0. */
+unsigned int lk_rings_variant_kinds(int number);
+
+/* Of the CUDA backend, and only there where variants are linked in: the kernel of the one that was chosen, for a call of
+ * one kind and of few entries; NULL: it has none. */
+const struct lk_ring_kernel *lk_find_variant(enum lk_variant_kind kind);
 
 /* Of the CUDA backend: loads its kernels on the current device. 0 or a cudaError_t. */
 int lk_load_rings(void);
