@@ -43,7 +43,7 @@ build_it() {
         meson setup "$build" -Dkernels=enabled "-Dgpu_arch=${GPU_ARCH:-90}" "-Dvendor_includes=$vendor_includes" || return 1
     ninja -C "$build" kernels/libloongkernels.so kernels/libloongkernels-host.so \
         tests/kernels/test_kernels_gpu tests/kernels/test_kernels_host \
-        tests/kernels/test_compute_gpu tests/kernels/test_compute_host perf/kernels/loongcomm-bench-kernels
+        tests/kernels/test_compute_gpu tests/kernels/test_compute_host tests/kernels/test_attention_gpu perf/kernels/loongcomm-bench-kernels
 }
 sanitize() {
     command -v compute-sanitizer >/dev/null || { echo "no compute-sanitizer"; return 77; }
@@ -52,29 +52,33 @@ sanitize() {
 export -f build_it sanitize
 export root build
 
-# cuBLASLt as the loader finds it, else the toolkit's or the one of torch's wheels.
-find_cublas() {
+# cuBLASLt and cuDNN as the loader finds them, else those of torch's wheels or of the toolkit.
+find_libraries() {
     python3 - <<'PY'
 import glob, os, sys
-for pattern in ["/usr/local/cuda/lib64"] + [os.path.join(path, "nvidia/*/lib") for path in sys.path if path]:
-    for folder in glob.glob(pattern):
-        if glob.glob(folder + "/libcublasLt.so.*"):
-            print(folder)
-            sys.exit()
+patterns = [os.path.join(path, "nvidia/*/lib") for path in sys.path if path] + ["/usr/local/cuda/lib64"]
+folders = [folder for pattern in patterns for folder in sorted(glob.glob(pattern))]
+found = [next((f for f in folders if glob.glob(f + library)), "")
+         for library in ("/libcublasLt.so.*", "/libcublas.so.*", "/libcudnn.so.9")]
+print(":".join(dict.fromkeys(filter(None, found))))
 PY
 }
-compute_paths=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$(find_cublas) # not for torch, which has its own
+compute_paths=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$(find_libraries) # not for torch, which has its own
 
 cuda=$build/kernels/libloongkernels.so
 host=$build/kernels/libloongkernels-host.so
 gpu_test=$build/tests/kernels/test_kernels_gpu
 compute_test=$build/tests/kernels/test_compute_gpu
+attention_test=$build/tests/kernels/test_attention_gpu
 if row build 120 build.log bash -c build_it; then
     row "host kernels" 60 host.log "$build/tests/kernels/test_kernels_host" "$host"
     row "CUDA kernels" 60 gpu.log "$gpu_test" "$cuda" "$host"
     row "CUDA compute kernels" 180 compute.log env LD_LIBRARY_PATH="$compute_paths" "$compute_test" "$cuda" "$host"
+    row "CUDA attention" 240 attention.log env LD_LIBRARY_PATH="$compute_paths" "$attention_test" "$cuda"
+    grep -E '^FAILED' "$logs/attention.log"
     row "AdamW beside torch's" 60 adamw_torch.log python3 "$root/kernels/examples/adamw_torch.py" "$cuda"
     row "blocks beside torch's" 90 blocks_torch.log python3 "$root/kernels/examples/blocks_torch.py" "$cuda"
+    row "attention beside torch's" 90 attention_torch.log python3 "$root/kernels/examples/attention_torch.py" "$cuda"
     row "augmentation from torch" 60 augment_torch.log python3 "$root/kernels/examples/augment_torch.py" "$cuda"
     row "bench" 60 bench.log "$build/perf/kernels/loongcomm-bench-kernels"
     sed '/^{/d' "$logs/bench.log"
@@ -82,8 +86,12 @@ if row build 120 build.log bash -c build_it; then
     row "compute kernels beside torch" 150 compute_bench.log python3 "$root/perf/kernels/compute.py" \
         --library "$cuda" --json "$logs/compute.json"
     cat "$logs/compute_bench.log"
+    row "attention beside torch's back ends" 120 attention_bench.log python3 "$root/perf/kernels/attention_torch.py" \
+        "$cuda" --json "$logs/attention.json"
+    cat "$logs/attention_bench.log"
     row "CUDA kernels under memcheck" 90 memcheck.log bash -c 'sanitize "$@"' - "$gpu_test" "$cuda" "$host" --small
     row "CUDA compute kernels under memcheck" 120 compute_memcheck.log bash -c 'sanitize "$@"' - "$compute_test" "$cuda" "$host" --small
+    row "CUDA attention under memcheck" 120 attention_memcheck.log bash -c 'sanitize "$@"' - "$attention_test" "$cuda" --small
 fi
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ]

@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdarg.h>
 #include <string.h>
+#include <time.h>
 
 enum tensor {
     Q,
@@ -87,7 +88,7 @@ static const struct attention_case cases[] = {
     { "large scores",              1, 2, 1, 64,   64,   64,  64,  TL, WHOLE,       ROWS_FIRST,  LK_BF16, 16, 0, 3, 0},
     { "no keys",                   2, 2, 1, 5,    0,    64,  64,  NO, WHOLE,       ROWS_FIRST,  LK_BF16, 0,  0, 0, 0},
     { "no queries",                2, 2, 1, 0,    5,    64,  64,  NO, WHOLE,       ROWS_FIRST,  LK_BF16, 0,  0, 0, 0},
-    { "1024 rows, depth 128",      1, 4, 1, 1024, 1024, 128, 128, TL, WHOLE,       ROWS_FIRST,  LK_BF16, 0,  0,
+    { "1024 rows, depth 128",      1, 2, 1, 1024, 1024, 128, 128, TL, WHOLE,       ROWS_FIRST,  LK_BF16, 0,  0,
      3,                                                                                                            1},
     { "1000 rows, depth 64",       1, 2, 2, 1000, 959,  64,  64,  NO, WHOLE,       HEADS_FIRST, LK_BF16, 0,  0, 3,
      1                                                                                                              },
@@ -110,6 +111,7 @@ struct data {
     uint32_t length[2][8], first[2][9];
     struct lk_attention call;
     struct lk_attention_grads grads;
+    double *values[TENSORS];                /* of what is read, as it lies */
     double *want[TENSORS], *bound[TENSORS]; /* contiguous: sequence, head, row, column */
     double *lse_want, *lse_bound;
     int failed;
@@ -180,6 +182,12 @@ static double widen(const struct data *d, uint16_t bits)
 static double get(const struct data *d, int which, uint64_t at)
 {
     return widen(d, ((uint16_t *)(void *)d->heads[which].near)[at]);
+}
+
+static void decode(struct data *d, int which)
+{
+    for (uint64_t i = 0; i < d->heads[which].bytes / 2; i++)
+        d->values[which][i] = get(d, which, i);
 }
 
 /* Sequences of different lengths, one without rows, one whole; never with queries but no row of the other side alone. */
@@ -295,7 +303,9 @@ static void make_data(struct data *d)
         make_heads(d, which, &state);
         d->want[which] = calloc(all + 1, sizeof(double));
         d->bound[which] = calloc(all + 1, sizeof(double));
-        CHECK(d->want[which] && d->bound[which]);
+        d->values[which] = calloc(d->heads[which].bytes / 2 + 1, sizeof(double));
+        CHECK(d->want[which] && d->bound[which] && d->values[which]);
+        decode(d, which);
     }
     d->lse = memory_new(d->t, rows * 4, 0);
     memory_up(&d->lse);
@@ -315,6 +325,7 @@ static void drop_data(struct data *d)
         memory_free(&d->heads[which]);
         free(d->want[which]);
         free(d->bound[which]);
+        free(d->values[which]);
     }
     for (int side = 0; side < 2; side++) {
         memory_free(&d->lengths[side]);
@@ -344,7 +355,7 @@ static double dot(const struct data *d, int a, uint64_t at, int b, uint64_t bt, 
 
     *magnitude = 0;
     for (uint64_t c = 0; c < columns_of(d, a); c++) {
-        double term = get(d, a, at + c) * get(d, b, bt + c);
+        double term = d->values[a][at + c] * d->values[b][bt + c];
 
         sum += term;
         *magnitude += fabs(term);
@@ -380,7 +391,7 @@ static void add_scaled(struct data *d, int to, uint64_t at, double factor, doubl
                        uint64_t from_at)
 {
     for (uint64_t c = 0; c < columns_of(d, to); c++) {
-        double x = get(d, from, from_at + c);
+        double x = d->values[from][from_at + c];
 
         d->want[to][at + c] += factor * x;
         d->bound[to][at + c] += bound * fabs(x);
@@ -539,10 +550,12 @@ static int run_case(const struct compute_target *t, struct lk_attention_library 
                       .c = c,
                       .library = library,
                       .way = general ? "our own kernels" : "cuDNN" };
+    clock_t begun = clock();
 
     make_data(&d);
     if (run_call(&d, false, general)) {
         memory_down(&d.heads[O]);
+        decode(&d, O);
         refer(&d, general || !(c->vendor & 1));
         compare(&d, O);
         compare_lse(&d);
@@ -554,6 +567,11 @@ static int run_case(const struct compute_target *t, struct lk_attention_library 
         }
     }
     drop_data(&d);
+    /* cuDNN may take seconds for a plan: one sees where the time goes */
+    if (!d.failed && !t->small)
+        printf("passed: attention, %s, %s, %.1f s\n", c->name, d.way,
+               (double)(clock() - begun) / CLOCKS_PER_SEC);
+    fflush(stdout);
     return d.failed != 0;
 }
 

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_attention_gpu LIBRARY [--small]: attention on a device, through cuDNN and by our own kernels. Every case that fails is
+ * named and the next one is run. --small: few cases, and our own kernels only, for runs under a checker.
+ */
+#include "tests/kernels/compute_attention.h"
+#include "tests/kernels/device.h"
+
+#include <string.h>
+
+/* Eager calls and a graph that is replayed give the same bits. */
+static int a_graph_replays_attention(const struct compute_target *t)
+{
+    enum {
+        ROWS = 256,
+        DEPTH = 64,
+        COUNT = ROWS * 2 * DEPTH
+    };
+    struct lk_heads heads = { device_alloc(COUNT * 2), COUNT, DEPTH, 2 * DEPTH };
+    struct lk_attention call = { .sequences = 1,
+                                 .heads = 2,
+                                 .kv_heads = 2,
+                                 .queries = ROWS,
+                                 .keys = ROWS,
+                                 .depth = DEPTH,
+                                 .value_depth = DEPTH,
+                                 .type = LK_BF16,
+                                 .causal = LK_CAUSAL_TOP_LEFT,
+                                 .scale = 0.125F,
+                                 .q = heads,
+                                 .k = heads,
+                                 .v = heads,
+                                 .o = heads,
+                                 .lse = device_alloc((size_t)ROWS * 2 * 4) };
+    static uint16_t in[COUNT], eager[COUNT], replayed[COUNT];
+    struct lk_attention_library *library;
+    uint64_t state = 17;
+    cudaGraphExec_t exec;
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    int err = t->lib.lk_attention_open(NULL, 0, &library), failed;
+
+    if (err) {
+        printf("FAILED: a graph: %s\n", t->lib.lk_blas_error());
+        return 1;
+    }
+    for (int i = 0; i < COUNT; i++)
+        in[i] = to_bf16(random_unit(&state));
+    device_put(heads.base, in, sizeof(in));
+    call.o.base = device_alloc(sizeof(in));
+    call.workspace = device_alloc(t->lib.lk_attention_workspace_bytes(library, &call, NULL));
+    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    CHECK(t->lib.lk_attention_forward(library, &call, stream) == 0);
+    device_get(eager, call.o.base, sizeof(eager));
+    CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    err = t->lib.lk_attention_forward(library, &call, stream);
+    CUDA(cudaStreamEndCapture(stream, &graph));
+    CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    CUDA(cudaMemset(call.o.base, 0, sizeof(in)));
+    CUDA(cudaGraphLaunch(exec, stream));
+    device_get(replayed, call.o.base, sizeof(replayed));
+    failed = err || memcmp(eager, replayed, sizeof(eager)) != 0;
+    printf("%s: a graph replays attention%s%s\n", failed ? "FAILED" : "passed", err ? ": " : "",
+           err ? t->lib.lk_blas_error() : "");
+    CUDA(cudaGraphExecDestroy(exec));
+    CUDA(cudaGraphDestroy(graph));
+    CUDA(cudaStreamDestroy(stream));
+    t->lib.lk_attention_close(library);
+    device_release(call.workspace);
+    device_release(call.lse);
+    device_release(call.o.base);
+    device_release(heads.base);
+    return failed;
+}
+
+int main(int argc, char **argv)
+{
+    struct compute_target target = { .alloc = device_alloc,
+                                     .release = device_release,
+                                     .put = device_put,
+                                     .get = device_get };
+    int failed;
+
+    CHECK(argc == 2 || argc == 3);
+    target.small = argc == 3 && strcmp(argv[2], "--small") == 0;
+    if (device_is_missing())
+        return LC_SKIP;
+    compute_open(&target, argv[1]);
+    CHECK(target.lib.lk_compute_load_all() == 0 && strcmp(target.lib.lk_backend(), "cuda") == 0);
+    failed = check_attention(&target, target.small ? BY_OUR_KERNELS : BY_OUR_KERNELS | BY_CUDNN);
+    if (!target.small)
+        failed += a_graph_replays_attention(&target);
+    printf("attention on the device: %d failed\n", failed);
+    return failed ? 1 : 0;
+}
