@@ -95,24 +95,6 @@ static void set_up(struct rd_rank *me, const struct options *options)
         ncclCommSplit(me->comms[0].handle, 0, me->n - 1 - me->rank, &me->comms[1].handle, NULL));
 }
 
-/* Until the ranks have agreed: results below and beyond are told apart by their bits. */
-static void warm_up(struct rd_rank *me)
-{
-    for (int i = 0; i < 128; i++) {
-        for (int comm = 0; comm < RD_COMMS; comm++) {
-            struct rd_call call = { .kind = RD_ALL_REDUCE, .comm = comm, .type = ncclFloat32 };
-
-            call.count = me->min_bytes / 4;
-            call.in_place = true;
-            rd_prepare(me, &call);
-            rd_issue(me, &call, me->streams[0]);
-            me->device.used = 0;
-        }
-        RD_CUDA(cudaStreamSynchronize(me->streams[0]));
-        usleep(i < 32 ? 2000 : 0);
-    }
-}
-
 static void tear_down(struct rd_rank *me)
 {
     for (int i = RD_COMMS - 1; i >= 0; i--)
@@ -134,7 +116,8 @@ static int run_rank(int rank, int n, void *arg)
                           .shared = options->shared };
 
     set_up(&me, options);
-    warm_up(&me);
+    for (int comm = 0; comm < RD_COMMS; comm++)
+        rd_agree(&me, comm, me.streams[0]);
     rd_cases(&me, options->only);
     rd_random(&me, options->seed, options->seconds);
     tear_down(&me);

@@ -142,6 +142,10 @@ bool rd_matches(const struct rd_rank *me, const struct rd_call *call, uint64_t s
 /* --- reduce_cases.c, reduce_random.c --- */
 
 void rd_cases(struct rd_rank *me, const char *only);
+
+/* Calls on a communicator until its ranks have agreed. */
+void rd_agree(struct rd_rank *me, int comm, cudaStream_t stream);
+
 void rd_random(struct rd_rank *me, uint64_t seed, double seconds);
 
 #endif
