@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * hang CASE FOLDER: three ranks on the rig with LOONGCOMM_HANG_TIMEOUT=3 and LOONGCOMM_DIR=FOLDER, one of which does not
- * do what the others do. The test that started this looks at what was written. */
+ * do what the others do. The test that started this looks at what was written; FOLDER/log is LOONGCOMM_LOG_FILE. */
 #include "tests/rig/test_nccl.h"
 
 #include "common/deadline.h"
@@ -30,6 +30,44 @@ static int hang_files(void)
     return count;
 }
 
+static int lines_with(const char *path, const char *what)
+{
+    FILE *file = fopen(path, "re");
+    char line[1024];
+    int count = 0;
+
+    while (file && fgets(line, sizeof(line), file))
+        count += strstr(line, what) != NULL;
+    if (file)
+        fclose(file);
+    return count;
+}
+
+/* Rank 0 looks, for it may be said between two looks. */
+static bool all_have_said(int rank, const char *what)
+{
+    char path[512];
+
+    (void)snprintf(path, sizeof(path), "%s/log", folder);
+    meeting_wait(meeting, N);
+    if (rank == 0)
+        atomic_store(&meeting->word, lines_with(path, what) >= N);
+    meeting_wait(meeting, N);
+    return atomic_load(&meeting->word);
+}
+
+/* Who has not joined the agreement cannot be missed, and on a busy machine NCCL is done before that. Those who have were
+ * given the memory in which it is kept. */
+static void wait_until_joined(void)
+{
+    struct lc_deadline until = lc_deadline_in_ms(60000);
+
+    while (lines_with("/proc/self/maps", "loongcomm-words") == 0) {
+        CHECK(!lc_deadline_passed(until));
+        usleep(1000);
+    }
+}
+
 static void wait_for_files(int count)
 {
     struct lc_deadline until = lc_deadline_in_ms(60000);
@@ -45,6 +83,20 @@ static void reduce(ncclComm_t comm, cudaStream_t stream, float *buffer, size_t c
     NCCL(ncclAllReduce(buffer, buffer, count, ncclFloat, ncclSum, comm, stream));
 }
 
+/* The same calls at all ranks until each has said it. */
+static void reduce_until_said(int rank, const char *what, ncclComm_t comm, cudaStream_t stream,
+                              float *buffer)
+{
+    struct lc_deadline until = lc_deadline_in_ms(60000);
+
+    do {
+        CHECK(!lc_deadline_passed(until));
+        reduce(comm, stream, buffer, COUNT);
+        CUDA(cudaStreamSynchronize(stream));
+        usleep(20000);
+    } while (!all_have_said(rank, what));
+}
+
 /* Rank 2 calls the third all-reduce only when all three have reported that it has not. */
 static void late(int rank, ncclComm_t comm, cudaStream_t stream, float *buffer)
 {
@@ -55,11 +107,7 @@ static void late(int rank, ncclComm_t comm, cudaStream_t stream, float *buffer)
         wait_for_files(N);
     reduce(comm, stream, buffer, COUNT);
     CUDA(cudaStreamSynchronize(stream));
-    for (int i = 0; i < 30; i++) { /* "going on" is seen within a turn of the control thread */
-        reduce(comm, stream, buffer, COUNT);
-        CUDA(cudaStreamSynchronize(stream));
-        usleep(100000);
-    }
+    reduce_until_said(rank, "going on at #", comm, stream, buffer);
 }
 
 /* The same work at all ranks, and then a pause: nobody is to blame. */
@@ -91,9 +139,12 @@ static void pause_only(int rank, ncclComm_t comm, cudaStream_t stream, float *bu
 /* The same with lines instead of files. */
 static void idle_lines(int rank, ncclComm_t comm, cudaStream_t stream, float *buffer)
 {
+    struct lc_deadline until = lc_deadline_in_ms(60000);
+
     reduce(comm, stream, buffer, COUNT);
     CUDA(cudaStreamSynchronize(stream));
-    usleep(8000000);
+    while (!all_have_said(rank, "all ranks have called the same"))
+        CHECK(!lc_deadline_passed(until));
 }
 
 /* Rank 1 names another count than the others: the usual mistake. The device is kept busy, so that the rig, which would
@@ -111,9 +162,6 @@ static void killed(int rank, ncclComm_t comm, cudaStream_t stream, float *buffer
 {
     reduce(comm, stream, buffer, COUNT);
     CUDA(cudaStreamSynchronize(stream));
-    if (rank == 1)
-        usleep(
-            500000); /* who has not joined yet cannot be missed: on a busy machine NCCL is done before that */
     meeting_wait(meeting, N);
     if (rank == 1)
         (void)raise(SIGKILL);
@@ -176,6 +224,8 @@ static int rank_main(int rank, int n, void *arg)
     cudaStream_t stream = stream_up();
     float *buffer = device_alloc(COUNT * sizeof(float));
 
+    wait_until_joined();
+    meeting_wait(meeting, N);
     cases[which_one].run(rank, comm, stream, buffer);
     if (cases[which_one].dies) {
         int all = strstr(which, "killed") ? n - 1 : n;

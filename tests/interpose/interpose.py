@@ -46,7 +46,7 @@ def run(*args, release=NEWEST, preload=('lib',), code=0, folders=None, **env):
     full['LD_PRELOAD'] = ':'.join(PATHS.get(key, key) for key in preload)
     full.update(env)
     done = subprocess.run([PATHS.get(args[0], args[0]), *args[1:]], env=full, capture_output=True, text=True,
-                          timeout=60)
+                          timeout=110)
     check(done.returncode == code, args, 'ended with', done.returncode, done.stdout, done.stderr)
     return done
 
@@ -500,9 +500,12 @@ def hang(case, *expect_hangs, **env):
     folder = os.path.join(TMP, case)
     os.mkdir(folder)
     # A busy machine may keep a rank from its call for a second.
-    settings = dict(LOONGCOMM_HANG_TIMEOUT='3', LOONGCOMM_DIR=folder, LOONGCOMM_REPORT='json', LCRIG_LEAKS='0')
+    settings = dict(LOONGCOMM_HANG_TIMEOUT='3', LOONGCOMM_DIR=folder, LOONGCOMM_REPORT='json', LCRIG_LEAKS='0',
+                    LOONGCOMM_LOG_FILE=os.path.join(folder, 'log'))
     settings.update(env)
     done = run('hang', case, folder, folders=[PATHS['rig']], **settings)
+    if os.path.exists(settings['LOONGCOMM_LOG_FILE']):
+        done.stderr += open(settings['LOONGCOMM_LOG_FILE']).read()
     reports = [json.load(open(os.path.join(folder, name))) for name in sorted(os.listdir(folder))
                if name.endswith('.hang.json')]
     check(len(reports) in (expect_hangs or (3,)), done.stdout, done.stderr, os.listdir(folder))

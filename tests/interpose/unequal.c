@@ -12,7 +12,7 @@
 #define RANKS    3
 #define COUNT    20011
 #define CALLS    10
-#define WAIT_US  15000000
+#define WAIT_MS  60000 /* for what takes five seconds */
 #define TEXT_MAX 65536
 
 struct unequal {
@@ -53,6 +53,29 @@ static double error_of(const float *got, int n)
     return sqrt(diff / norm);
 }
 
+static int count_lines(const char *text, const char *part)
+{
+    int count = 0;
+
+    for (const char *at = text; (at = strstr(at, part)); at += strlen(part))
+        count++;
+    return count;
+}
+
+/* What all ranks have said, which stays the same for long enough that a rank that says it, too, would have. */
+static void wait_for_line(void)
+{
+    struct lc_deadline until = lc_deadline_in_ms(WAIT_MS);
+    static char text[TEXT_MAX];
+
+    do {
+        CHECK(!lc_deadline_passed(until));
+        usleep(100000);
+        CHECK(pread(STDERR_FILENO, text, sizeof(text) - 1, 0) >= 0);
+    } while (count_lines(text, "loongcomm[") == 0);
+    usleep(2000000);
+}
+
 static int rank_main(int rank, struct meeting *meeting, const struct unequal *which)
 {
     ncclComm_t comm = comm_up(meeting, rank, RANKS);
@@ -73,7 +96,7 @@ static int rank_main(int rank, struct meeting *meeting, const struct unequal *wh
     }
     CHECK(ours == (which->rank == RANKS));
     if (which->waits)
-        usleep(WAIT_US);
+        wait_for_line();
     NCCL(ncclCommDestroy(comm));
     CUDA(cudaStreamDestroy(stream));
     CUDA(cudaFree(send));
@@ -101,15 +124,6 @@ static void exec_rank(int rank, int meeting_fd, const struct unequal *which, cha
         setenv(which->variable, value, 1);
     execl("/proc/self/exe", "unequal", "rank", rank_text, fd_text, case_text, NULL);
     _exit(1);
-}
-
-static int count_lines(const char *text, const char *part)
-{
-    int count = 0;
-
-    for (const char *at = text; (at = strstr(at, part)); at += strlen(part))
-        count++;
-    return count;
 }
 
 /* Exit status of one case's process. */
