@@ -369,13 +369,13 @@ static int abort_frees_the_caller_at_once_and_tells_the_peers(int rank, int n, v
     if (rank == 1) {
         NCCL(ncclCommAbort(comm));
     } else if (rank > 1) {
-        CHECK(comm_error_within(comm, 1000) == ncclRemoteError);
+        CHECK(comm_error_within(comm, PATIENCE_MS) == ncclRemoteError);
         CHECK(ncclAllReduce(x, x, 1, ncclInt, ncclSum, comm, stream) == ncclRemoteError);
         NCCL(ncclCommAbort(comm));
     } else { /* has nothing to do with any of this, and no error until it tries */
         CHECK(comm_error_within(comm, 50) == ncclSuccess);
         NCCL(ncclAllReduce(x, x, 1, ncclInt, ncclSum, comm, stream));
-        CHECK(comm_error_within(comm, 1000) == ncclRemoteError);
+        CHECK(comm_error_within(comm, PATIENCE_MS) == ncclRemoteError);
         NCCL(ncclCommDestroy(comm));
     }
     CUDA(cudaStreamSynchronize(stream));

@@ -18,12 +18,17 @@ struct stage {
     lc_rank_main *run;
 };
 
+/* Of the ranks on stage; each writes its own, the others read it when all have met. In shared memory. */
+static _Atomic int *pids;
+
 static int on_stage(int rank, int n, void *arg)
 {
     struct stage *stage = arg;
     struct rlimit none = { 0 };
 
     setrlimit(RLIMIT_CORE, &none);
+    atomic_store(&pids[rank], (int)getpid());
+    meeting_wait(stage->meeting, n);
     CHECK(dup2(stage->output, STDERR_FILENO) >= 0);
     return stage->run(rank, n, stage->meeting);
 }
@@ -53,10 +58,24 @@ static void expect_end(lc_rank_main *run, int n, int signal, int status, const c
     munmap(stage.meeting, sizeof(*stage.meeting));
 }
 
-/* For misuse: after the call some rank aborts, and the others see that within a second. */
-static int after_misuse(ncclComm_t comm, cudaStream_t stream)
+/* Until a rank has ended, and its parent has seen it. */
+static void wait_for_an_end(int n)
 {
-    comm_error_within(comm, 800);
+    struct lc_deadline until = lc_deadline_in_ms(PATIENCE_MS);
+
+    while (!lc_deadline_passed(until)) {
+        for (int rank = 0; rank < n; rank++) {
+            if (kill(atomic_load(&pids[rank]), 0) != 0)
+                return;
+        }
+        usleep(1000);
+    }
+}
+
+/* After the misuse some rank aborts, and no other one may end before that. */
+static int after_misuse(ncclComm_t comm, cudaStream_t stream, int n)
+{
+    wait_for_an_end(n);
     NCCL(ncclCommAbort(comm));
     CUDA(cudaStreamDestroy(stream));
     return 0;
@@ -72,7 +91,7 @@ static int after_misuse(ncclComm_t comm, cudaStream_t stream)
         (void)x;                                 \
         (void)y;                                 \
         __VA_ARGS__                              \
-        return after_misuse(comm, s);            \
+        return after_misuse(comm, s, n);         \
     }
 
 /* clang-format off */
@@ -118,7 +137,7 @@ MISUSE(overlapping_results_in_a_group,
 MISUSE(buffer_in_use_by_another_stream,
     cudaStream_t other = stream_up();
     if (rank)
-        usleep(100000);
+        wait_for_an_end(n); /* rank 0's call waits for this one's */
     NCCL(ncclAllReduce(x, y, 10, ncclInt, ncclSum, comm, s));
     if (!rank) {
         usleep(20000);
@@ -128,7 +147,7 @@ MISUSE(buffer_in_use_by_another_stream,
 MISUSE(destroyed_while_a_peer_waits,
     if (rank) {
         NCCL(ncclCommDestroy(comm));
-        usleep(1000000);
+        wait_for_an_end(n);
         return 0;
     }
     NCCL(ncclAllReduce(x, y, 10, ncclInt, ncclSum, comm, s));)
@@ -176,7 +195,7 @@ static int work_of_peers_of_a_killed_rank_ends_soon(int rank, int n, void *arg)
         NCCL(ncclRecv(x, 1, ncclInt, 0, comm, stream));
     CUDA(cudaStreamSynchronize(stream));
     CHECK(seconds() - start < 20); /* as a rule milliseconds */
-    CHECK(comm_error_within(comm, 10) == ncclRemoteError);
+    CHECK(comm_error_within(comm, PATIENCE_MS) == ncclRemoteError);
     NCCL(ncclCommAbort(comm));
     CUDA(cudaFree(x));
     CUDA(cudaStreamDestroy(stream));
@@ -238,6 +257,9 @@ static void expect_survivors(lc_rank_main *run, int n)
 
 int main(void)
 {
+    pids = mmap(NULL, sizeof(*pids) * RANKS_MAX, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+                -1, 0);
+    CHECK(pids != MAP_FAILED);
     expect_survivors(work_of_peers_of_a_killed_rank_ends_soon, 3);
     expect_survivors(a_rank_that_dies_before_init_fails_the_others, 3);
     CHECK(lc_ranks_run(2, bytes_of_a_rank_that_left_are_delivered, meeting_new(), 20) == 0);
