@@ -64,10 +64,11 @@ static void issue(const struct job *job, size_t count, int type, size_t skip, bo
 
 static void until_agreed(const struct job *job)
 {
+    struct lc_deadline until = lc_deadline_in_ms(PATIENCE_MS);
     bool agreed = false;
 
     for (int call = 0; !agreed; call++) {
-        CHECK(call < 4096);
+        CHECK(!lc_deadline_passed(until));
         fill(job, 1000, 0, (unsigned)call);
         issue(job, 1000, 0, 0, false);
         CUDA(cudaStreamSynchronize(job->stream));

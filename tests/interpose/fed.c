@@ -53,10 +53,11 @@ static void all_reduce(const struct job *job, const float *send, size_t count)
 
 static void until_agreed(const struct job *job)
 {
+    struct lc_deadline until = lc_deadline_in_ms(PATIENCE_MS);
     bool agreed = false;
 
-    for (int call = 0; !agreed; call++) {
-        CHECK(call < 4096);
+    while (!agreed) {
+        CHECK(!lc_deadline_passed(until));
         fill(job, job->other, 1);
         all_reduce(job, job->other, COUNT);
         CUDA(cudaStreamSynchronize(job->stream));

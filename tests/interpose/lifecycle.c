@@ -9,9 +9,8 @@
 #include <math.h>
 #include <pthread.h>
 
-#define COUNT     3001
-#define CALLS_MAX 4096 /* until a call is ours */
-#define ERROR_MS  10000
+#define COUNT    3001
+#define ERROR_MS PATIENCE_MS
 
 static int cycles = 1000;
 static bool threads, rings;
@@ -75,7 +74,9 @@ static ncclResult_t reduce(const struct buffers *b, ncclComm_t comm)
 /* Calls until one is ours: the same one on all ranks, or they would have hung. */
 static bool commits(const struct buffers *b, ncclComm_t comm, int n)
 {
-    for (int call = 0; call < CALLS_MAX; call++) {
+    struct lc_deadline until = lc_deadline_in_ms(PATIENCE_MS);
+
+    while (!lc_deadline_passed(until)) {
         NCCL(reduce(b, comm));
         CUDA(cudaStreamSynchronize(b->stream));
         if (is_rounded(b, n))
@@ -189,9 +190,11 @@ static int not_blocking_stays_with_nccl(int rank, int n, void *arg)
 /* One thread calls for all of them, in groups. */
 static void ranks_of_one_thread(ncclComm_t *comms, struct buffers *b, int n)
 {
+    struct lc_deadline until = lc_deadline_in_ms(PATIENCE_MS);
     bool rounded = false;
 
-    for (int call = 0; call < CALLS_MAX && !rounded; call++) {
+    while (!rounded) {
+        CHECK(!lc_deadline_passed(until));
         NCCL(ncclGroupStart());
         for (int r = 0; r < n; r++)
             NCCL(reduce(&b[r], comms[r]));
@@ -203,7 +206,6 @@ static void ranks_of_one_thread(ncclComm_t *comms, struct buffers *b, int n)
         }
         usleep(1000);
     }
-    CHECK(rounded);
     for (int r = 0; r < n; r++)
         NCCL(ncclCommDestroy(comms[(r + 1) % n]));
 }
@@ -269,7 +271,9 @@ static int exit_without_destroy(int rank, int n, void *arg)
         CHECK(state == ncclSuccess);
         usleep(1000);
     }
-    CHECK(reduce(&b, comm) != ncclSuccess); /* but the next call would wait for ever */
+    state = reduce(&b, comm); /* but the next call would wait for ever */
+    CHECK(state != ncclSuccess || wait_for(&b, comm, ERROR_MS) == ncclRemoteError);
+    CHECK(reduce(&b, comm) != ncclSuccess);
     abort_comm(comm);
     buffers_down(&b);
     return 0;
@@ -316,17 +320,18 @@ static int revoked_by_another_thread(int rank, int n, void *arg)
     struct meeting *meeting = arg;
 
     for (int cycle = 0; cycle < 12; cycle++) {
+        struct lc_deadline until = lc_deadline_in_ms(PATIENCE_MS);
         ncclComm_t comm = comm_up(arg, rank, n);
         ncclResult_t result = ncclSuccess;
         pthread_t thread;
 
         CHECK(pthread_create(&thread, NULL, revoke_soon, comm) == 0);
-        for (int call = 0; call < CALLS_MAX && result == ncclSuccess; call++) {
+        while (result == ncclSuccess) {
+            CHECK(!lc_deadline_passed(until));
             result = reduce(&b, comm);
             if (result == ncclSuccess)
                 result = wait_for(&b, comm, 2 * ERROR_MS);
         }
-        CHECK(result != ncclSuccess);
         pthread_join(thread, NULL);
         abort_comm(comm);
         CUDA(cudaStreamSynchronize(b.stream));
@@ -389,11 +394,29 @@ static int count_lines(const char *path)
     return count;
 }
 
+struct held {
+    int fds, tasks, maps;
+};
+
+static struct held count_held(void)
+{
+    return (struct held){ count_entries("/proc/self/fd"), count_entries("/proc/self/task"),
+                          count_lines("/proc/self/maps") };
+}
+
+static bool is_more(struct held now, struct held before)
+{
+    return now.fds > before.fds + 2 || now.tasks > before.tasks + 1 ||
+           now.maps > before.maps + 16; /* the allocator's own come and go */
+}
+
 static int nothing_is_left(int rank, int n, void *arg)
 {
     struct buffers b = buffers_up(rank);
     struct meeting *meeting = arg;
-    int fds = 0, tasks = 0, maps = 0, ours = 0;
+    struct held before = { 0 }, now;
+    struct lc_deadline until;
+    int ours = 0;
 
     for (int cycle = 0; cycle < cycles; cycle++) {
         ncclComm_t comm = comm_up(arg, rank, n);
@@ -404,6 +427,8 @@ static int nothing_is_left(int rank, int n, void *arg)
             if (rings)
                 usleep(500); /* it takes more rounds to agree */
         }
+        if (cycle % 8 == 0) /* of the others most do, unless the machine is busy */
+            CHECK(commits(&b, comm, n));
         ours += is_rounded(&b, n);
         if (rank == cycle % n) /* in any order */
             usleep(200);
@@ -414,20 +439,16 @@ static int nothing_is_left(int rank, int n, void *arg)
         meeting_wait(arg, n);
         if (cycle == cycles / 10) {
             usleep(200000);
-            fds = count_entries("/proc/self/fd");
-            tasks = count_entries("/proc/self/task");
-            maps = count_lines("/proc/self/maps");
+            before = count_held();
         }
     }
-    usleep(200000); /* goodbyes are read */
+    until = lc_deadline_in_ms(PATIENCE_MS);
+    while (is_more(now = count_held(), before) && !lc_deadline_passed(until))
+        usleep(10000); /* goodbyes are read */
     printf(
         "rank %d: %d of %d were ours; descriptors %d, then %d; threads %d, %d; mappings %d, %d\n",
-        rank, ours, cycles, fds, count_entries("/proc/self/fd"), tasks,
-        count_entries("/proc/self/task"), maps, count_lines("/proc/self/maps"));
-    CHECK(ours > cycles / 20); /* most, unless the machine is busy */
-    CHECK(count_entries("/proc/self/fd") <= fds + 2);
-    CHECK(count_entries("/proc/self/task") <= tasks + 1);
-    CHECK(count_lines("/proc/self/maps") <= maps + 16); /* the allocator's own come and go */
+        rank, ours, cycles, before.fds, now.fds, before.tasks, now.tasks, before.maps, now.maps);
+    CHECK(ours > cycles / 20 && !is_more(now, before));
     buffers_down(&b);
     return 0;
 }

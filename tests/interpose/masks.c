@@ -100,10 +100,11 @@ static int exchange(const struct job *job, size_t rows, bool messages)
 
 static void until_committed(const struct job *job)
 {
+    struct lc_deadline until = lc_deadline_in_ms(PATIENCE_MS);
     bool agreed = false;
 
     for (int call = 0; !agreed; call++) {
-        CHECK(call < 4096);
+        CHECK(!lc_deadline_passed(until));
         exchange(job, call % 2 ? SMALL : LARGE, false);
         meeting_wait(meeting, RANKS);
         agreed = said_count("committed at") == RANKS;

@@ -95,10 +95,11 @@ static bool all_pairs_agreed(int n)
 
 static void until_agreed(const struct job *job)
 {
+    struct lc_deadline until = lc_deadline_in_ms(PATIENCE_MS);
     bool agreed = false;
 
     for (unsigned call = 0; !agreed; call++) {
-        CHECK(call < 4096);
+        CHECK(!lc_deadline_passed(until));
         all_pairs(job, 3000, call);
         meeting_wait(meeting, job->n);
         agreed = all_pairs_agreed(job->n);
@@ -110,9 +111,12 @@ static void until_agreed(const struct job *job)
 static int sums_and_messages_may_cross(int rank, int n, void *arg)
 {
     struct job job = set_up(rank, n);
+    struct lc_deadline until;
 
     until_agreed(&job);
-    for (int i = 0; i < 4096 && said_count("committed at") < n; i++) {
+    until = lc_deadline_in_ms(PATIENCE_MS);
+    while (said_count("committed at") < n) {
+        CHECK(!lc_deadline_passed(until));
         NCCL(ncclAllReduce(job.sums, job.sums, SUMS, ncclFloat32, ncclSum, job.comm, job.stream));
         settle(&job);
         meeting_wait(meeting, n);
@@ -322,6 +326,7 @@ static int messages_from_nowhere_are_refused(int rank, int n, void *arg)
 /* Where a launch lasts as long as the kernel, nothing could run beside it. */
 static int blocking_launches_leave_messages_to_nccl(int rank, int n, void *arg)
 {
+    struct lc_deadline until = lc_deadline_in_ms(PATIENCE_MS);
     bool agreed = false;
     struct job job;
 
@@ -329,7 +334,7 @@ static int blocking_launches_leave_messages_to_nccl(int rank, int n, void *arg)
         CHECK(setenv("CUDA_LAUNCH_BLOCKING", "1", 1) == 0);
     job = set_up(rank, n);
     for (unsigned call = 0; !agreed; call++) { /* the others */
-        CHECK(call < 4096);
+        CHECK(!lc_deadline_passed(until));
         all_pairs(&job, 3000, call);
         meeting_wait(meeting, n);
         agreed = said_count("messages to rank 2") == 1 && said_count("messages to rank 0") == 1;

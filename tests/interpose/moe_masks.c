@@ -61,11 +61,12 @@ static void all_to_all(const struct job *job)
 
 static void until_committed(const struct job *job)
 {
+    struct lc_deadline until = lc_deadline_in_ms(PATIENCE_MS);
     bool agreed = false;
 
     memset(job->send, 0x5a, ROWS * ROW_BYTES);
-    for (int call = 0; !agreed; call++) {
-        CHECK(call < 4096);
+    while (!agreed) {
+        CHECK(!lc_deadline_passed(until));
         all_to_all(job);
         meeting_wait(meeting, RANKS);
         agreed = said_count("committed at") == RANKS;

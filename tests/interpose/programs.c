@@ -472,10 +472,11 @@ static void all_pairs(struct job *job)
 
 static void until_agreed(struct job *job)
 {
+    struct lc_deadline patience = lc_deadline_in_ms(PATIENCE_MS);
     int calls = 0, until = 0;
 
     while (!until || calls < until) {
-        CHECK(calls < 4096);
+        CHECK(until || !lc_deadline_passed(patience));
         all_pairs(job);
         calls++;
         meeting_wait(meeting, job->n);

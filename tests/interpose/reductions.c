@@ -77,11 +77,12 @@ static void fill(float *buffer, size_t count, int rank, int call)
 static void until_agreed(const float *send, float *recv, ncclComm_t comm, cudaStream_t stream,
                          int n)
 {
+    struct lc_deadline until = lc_deadline_in_ms(PATIENCE_MS);
     const char *peer = getenv("LOONGCOMM_PEER");
     bool agreed = false;
 
-    for (int call = 0; !agreed; call++) {
-        CHECK(call < 4096);
+    while (!agreed) {
+        CHECK(!lc_deadline_passed(until));
         NCCL(ncclAllReduce(send, recv, COUNT, ncclFloat32, ncclSum, comm, stream));
         CUDA(cudaStreamSynchronize(stream));
         meeting_wait(meeting, n);

@@ -52,10 +52,11 @@ static void reduce_rightly(const struct job *job, int rank, int n)
 /* Until all have agreed `times`, at the same call. */
 static void agree(const struct job *job, int rank, int n, int times)
 {
+    struct lc_deadline until = lc_deadline_in_ms(PATIENCE_MS);
     bool agreed = false;
 
-    for (int call = 0; !agreed; call++) {
-        CHECK(call < 4096);
+    while (!agreed) {
+        CHECK(!lc_deadline_passed(until));
         reduce_rightly(job, rank, n);
         meeting_wait(meeting, n);
         agreed = said_count("committed at") == n * times;
@@ -166,6 +167,7 @@ static int launches_that_block(int rank, int n, void *arg)
     enum {
         RANKS = 3
     };
+    struct lc_deadline until = lc_deadline_in_ms(PATIENCE_MS);
     struct job job[RANKS];
     ncclComm_t comms[RANKS];
 
@@ -177,8 +179,8 @@ static int launches_that_block(int rank, int n, void *arg)
         CUDA(cudaSetDevice(r));
         job[r] = (struct job){ comms[r], stream_up(), device_alloc(COUNT * sizeof(float)) };
     }
-    for (int call = 0; said_count("committed at") < RANKS; call++) {
-        CHECK(call < 4096);
+    while (said_count("committed at") < RANKS) {
+        CHECK(!lc_deadline_passed(until));
         NCCL(ncclGroupStart());
         for (int r = 0; r < RANKS; r++)
             NCCL(ncclAllReduce(job[r].data, job[r].data, COUNT, ncclFloat32, ncclSum, comms[r],

@@ -55,6 +55,7 @@ static void call(ncclComm_t comm, cudaStream_t stream, float *data)
 static int rank_main(int rank, int n, void *arg)
 {
     unsigned (*count)(ncclComm_t) = dlsym(RTLD_DEFAULT, "lcrig_tuned_calls");
+    struct lc_deadline until = lc_deadline_in_ms(PATIENCE_MS);
     const struct tuned *which = arg;
     ncclComm_t comm, child;
     cudaStream_t stream;
@@ -67,7 +68,8 @@ static int rank_main(int rank, int n, void *arg)
     memset(data, 0, 2 * COUNT * sizeof(float));
     CHECK(count);
     /* The ranks find each other sooner or later; what they choose changes at the same call. */
-    for (int i = 0; i < CALLS || (which->used && count(comm) == 0 && i < 4096); i++) {
+    for (int i = 0; i < CALLS || (which->used && count(comm) == 0); i++) {
+        CHECK(i < CALLS || !lc_deadline_passed(until));
         call(comm, stream, data);
         NCCL(ncclGroupStart());
         call(comm, stream, data);
