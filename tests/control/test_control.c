@@ -957,11 +957,9 @@ static int pretend_to_be_arbiter(struct lc_ticket *ticket)
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     char name[64];
 
-    *ticket = (struct lc_ticket){
-        .address = {127, 9, 9, 9},
-        .port = (uint16_t)(getpid() | 1),
-        .family = 4
-    };
+    *ticket = (struct lc_ticket){ .port = 1, .family = 4 };
+    for (int i = 0; i < 4; i++) /* a name that no other process has */
+        ticket->address[i] = (unsigned char)((unsigned)getpid() >> 8 * i);
     lc_unix_name(ticket, name);
     memcpy(addr.sun_path + 1, name, strlen(name));
     CHECK(bind(fd, (struct sockaddr *)&addr,

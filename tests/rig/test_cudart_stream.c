@@ -126,14 +126,9 @@ static void an_event_without_record_holds_nobody_up(void)
     OK(cudaStreamDestroy(stream));
 }
 
-static void pause_10ms(void *arg)
-{
-    (void)arg;
-    sleep_ms(10);
-}
-
 static void elapsed_time_spans_the_work_between(void)
 {
+    struct gate gate = GATE_INIT;
     cudaStream_t stream;
     cudaEvent_t start, end, untimed;
     float ms;
@@ -144,13 +139,16 @@ static void elapsed_time_spans_the_work_between(void)
     OK(cudaEventCreateWithFlags(&untimed, cudaEventDisableTiming));
     OK(cudaEventRecord(start, stream));
     FAILS(cudaEventElapsedTime(&ms, start, end), cudaErrorInvalidResourceHandle);
-    enqueue(stream, pause_10ms, NULL);
+    enqueue(stream, gate_pass, &gate);
     OK(cudaEventRecord(end, stream));
     OK(cudaEventRecord(untimed, stream));
     FAILS(cudaEventElapsedTime(&ms, start, end), cudaErrorNotReady);
+    gate_await_arrivals(&gate, 1); /* behind the first event */
+    sleep_ms(10);
+    gate_open(&gate);
     OK(cudaEventSynchronize(untimed));
     OK(cudaEventElapsedTime(&ms, start, end));
-    CHECK(ms >= 10.0f && ms < 10000.0f);
+    CHECK(ms >= 10.0f && ms < 100000.0f);
     FAILS(cudaEventElapsedTime(&ms, start, untimed), cudaErrorInvalidResourceHandle);
     OK(cudaEventDestroy(start));
     OK(cudaEventDestroy(end));
