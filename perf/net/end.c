@@ -22,6 +22,7 @@
 const struct lc_bnet_way *const lc_bnet_ways[LC_BNET_SIDES] = {
     [LC_BNET_SOCKET] = &lc_bnet_way_socket,
     [LC_BNET_OURS] = &lc_bnet_way_plugin,
+    [LC_BNET_PEER] = &lc_bnet_way_peer,
 };
 const char *const lc_bnet_op_names[LC_BNET_OPS] = {
     [LC_BNET_STREAM] = "net-stream",
@@ -304,7 +305,8 @@ static int listen_all(struct end *end)
 
     if (end->options->link.veth && lc_bnet_veth_wait(end->options->timeout_s))
         return fail(end, "the devices do not come up");
-    err = end->way->init(end->options->library);
+    err = end->way->init(end->way == &lc_bnet_way_peer ? end->options->peer
+                                                       : end->options->library);
     for (int f = 0; f < end->options->flows && !err; f++)
         err = end->way->listen(&end->answer->handles[f], &end->listeners[f]);
     return err ? fail(end, "cannot listen") : 0;

@@ -105,7 +105,7 @@ static int add_relay(struct bench *bench, struct side *side, const struct lc_bne
     uint16_t ports[2 * LC_BNET_FLOWS];
     uint16_t fronts[2 * LC_BNET_FLOWS];
     int flows = bench->options->flows;
-    int err = 0;
+    int err = way->get_port ? 0 : -ENOTSUP;
 
     for (int i = 0; i < 2 * flows && !err; i++)
         err = way->get_port(&side->answers[i / flows].handles[i % flows], &ports[i]);
@@ -114,7 +114,7 @@ static int add_relay(struct bench *bench, struct side *side, const struct lc_bne
     for (int i = 0; i < 2 * flows && !err; i++)
         way->set_port(&side->answers[i / flows].handles[i % flows], fronts[i]);
     if (err)
-        fprintf(stderr, "loongcomm-bench net: no relay: %s\n", strerror(-err));
+        fprintf(stderr, "loongcomm-bench net: no relay for %s: %s\n", way->name, strerror(-err));
     return err;
 }
 
@@ -195,7 +195,7 @@ static int turn(struct bench *bench, enum lc_bnet_side s, const struct lc_bnet_c
     return 0;
 }
 
-/* So many messages that all turns together last about `budget_s`: the same for both sides. */
+/* So many messages that all turns together last about `budget_s`: the same for all sides. */
 static int plan(struct bench *bench, const struct lc_bnet_case *kase, double budget_s,
                 uint64_t *messages)
 {
@@ -241,9 +241,11 @@ static int make_room(const struct bench *bench, struct lc_bnet_result *out)
         if (!out->series[s].us || !out->series[s].cpu)
             return -ENOMEM;
     }
-    if (bench->sides[LC_BNET_SOCKET].used && bench->sides[LC_BNET_OURS].used) {
-        out->ratios = calloc(rounds, sizeof(double));
-        if (!out->ratios)
+    for (int s = 0; s < LC_BNET_SIDES; s++) {
+        if (s == LC_BNET_OURS || !bench->sides[s].used || !bench->sides[LC_BNET_OURS].used)
+            continue;
+        out->ratios[s] = calloc(rounds, sizeof(double));
+        if (!out->ratios[s])
             return -ENOMEM;
     }
     return 0;
@@ -254,8 +256,8 @@ static void free_result(struct lc_bnet_result *result)
     for (int s = 0; s < LC_BNET_SIDES; s++) {
         free(result->series[s].us);
         free(result->series[s].cpu);
+        free(result->ratios[s]);
     }
-    free(result->ratios);
 }
 
 static int run_rounds(struct bench *bench, const struct lc_bnet_case *kase,
@@ -265,15 +267,16 @@ static int run_rounds(struct bench *bench, const struct lc_bnet_case *kase,
 
     for (int r = 0; r < result->rounds && !err; r++) {
         for (int i = 0; i < LC_BNET_SIDES && !err; i++) {
-            int s = i ^ (r & 1); /* what drifts counts for neither */
+            int s = (i + r) % LC_BNET_SIDES; /* what drifts counts for none */
 
             if (bench->sides[s].used)
                 err = turn(bench, s, kase, result->messages, r == result->rounds - 1,
                            &result->series[s].us[r], &result->series[s].cpu[r]);
         }
-        if (!err && result->ratios)
-            result->ratios[r] = result->series[LC_BNET_SOCKET].us[r] /
-                                result->series[LC_BNET_OURS].us[r];
+        for (int s = 0; s < LC_BNET_SIDES && !err; s++) {
+            if (result->ratios[s])
+                result->ratios[s][r] = result->series[s].us[r] / result->series[LC_BNET_OURS].us[r];
+        }
     }
     return err;
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * loongcomm-bench net: the network plugin beside a single socket, without NCCL and without a GPU.
+ * loongcomm-bench net: the network plugin beside a single socket and beside any other plugin, without NCCL and without a
+ * GPU.
  *
- * For each side ("socket", "loongcomm") there are two processes, the ends, which stay until the end and take turns. Both
+ * For each side ("socket", "loongcomm", "peer") there are two processes, the ends, which stay until the end and take turns. All
  * sides are driven by the same loop, which calls as NCCL's progress thread does: it posts while fewer than `depth`
  * messages are in flight, tests the oldest, and yields when nothing has moved. So what is compared is the transport. */
 #ifndef LC_PERF_NET_H
@@ -25,6 +26,7 @@ enum lc_bnet_op {
 enum lc_bnet_side {
     LC_BNET_SOCKET,
     LC_BNET_OURS,
+    LC_BNET_PEER, /* a plugin that the user names */
     LC_BNET_SIDES,
 };
 
@@ -49,13 +51,14 @@ struct lc_bnet_way {
     void (*close_send)(void *comm);
     void (*close_recv)(void *comm);
     void (*close_listen)(void *listener);
-    /* Where who connects by this handle goes, in network order; a relay is put in between by changing it. */
+    /* Where who connects by this handle goes, in network order; a relay is put in between by changing it. NULL: not known. */
     int (*get_port)(const struct lc_bnet_handle *handle, uint16_t *port);
     void (*set_port)(struct lc_bnet_handle *handle, uint16_t port);
 };
 extern const struct lc_bnet_way *const lc_bnet_ways[LC_BNET_SIDES];
 extern const struct lc_bnet_way lc_bnet_way_socket; /* socket.c */
 extern const struct lc_bnet_way lc_bnet_way_plugin; /* plugin.c */
+extern const struct lc_bnet_way lc_bnet_way_peer;   /* plugin.c */
 extern const char *const lc_bnet_op_names[LC_BNET_OPS];
 
 /* What is between the ends. */
@@ -86,6 +89,7 @@ struct lc_bnet_options {
     uint64_t seed;
     const char *json;
     const char *library;
+    const char *peer; /* NULL: that side is not wanted */
     struct lc_bnet_link link;
 };
 
@@ -159,7 +163,8 @@ struct lc_bnet_series {
 
 struct lc_bnet_result {
     struct lc_bnet_series series[LC_BNET_SIDES];
-    double *ratios; /* socket / ours by time; NULL with one side */
+    double *ratios
+        [LC_BNET_SIDES]; /* a side / ours by time; NULL: ours itself, or one of the two was not run */
     int rounds;
     uint64_t messages;
 };

@@ -16,15 +16,16 @@
 static const char usage_text[] =
     "usage: loongcomm-bench net [options]\n"
     "\n"
-    "Times loongcomm's network plugin beside one TCP socket, in turns, between two processes, and\n"
-    "checks what arrives. Both are driven as NCCL drives a plugin. Needs no GPU and no NCCL. Settings\n"
-    "of the plugin come from the environment (LOONGCOMM_NET_SOCKETS ...).\n"
+    "Times loongcomm's network plugin beside one TCP socket, and beside another plugin, in turns, between\n"
+    "two processes, and checks what arrives. All are driven as NCCL drives a plugin. Needs no GPU and no\n"
+    "NCCL. Settings of the plugins come from the environment (LOONGCOMM_NET_SOCKETS ...).\n"
     "\n"
     "  --ops LIST        stream (one way), exchange (both ways at once), pingpong (there and back)\n"
     "                    (stream,pingpong)\n"
     "  --sizes LIST|MIN:MAX:FACTOR  bytes of a message, with k, m, g (4k,64k,128k,512k,1m,4m,64m)\n"
     "  --live LIST       shares of 4 KiB blocks that are not zero (1.0)\n"
     "  --sides LIST      socket, loongcomm (both)\n"
+    "  --peer PATH       another network plugin for NCCL 2.28 or newer, as a further side; no relay\n"
     "  --flows N         connections in each direction (1)\n"
     "  --depth N         messages in flight on a connection (8)\n"
     "  --rounds N        turns of each side (11)\n"
@@ -52,6 +53,7 @@ enum option_id {
     OPT_TIMEOUT,
     OPT_SEED,
     OPT_LIB,
+    OPT_PEER,
     OPT_JSON,
 };
 
@@ -68,6 +70,7 @@ static const struct option long_options[] = {
     { "timeout", required_argument, NULL, OPT_TIMEOUT},
     { "seed",    required_argument, NULL, OPT_SEED   },
     { "lib",     required_argument, NULL, OPT_LIB    },
+    { "peer",    required_argument, NULL, OPT_PEER   },
     { "json",    required_argument, NULL, OPT_JSON   },
     { NULL,      0,                 NULL, 0          },
 };
@@ -182,7 +185,7 @@ static int parse_count(int count, int *out)
 
 static int parse_one(int id, const char *text, struct lc_bnet_options *o)
 {
-    static const char *const sides[LC_BNET_SIDES] = { "socket", "loongcomm" };
+    static const char *const sides[] = { "socket", "loongcomm" };
     double seed;
 
     switch (id) {
@@ -191,7 +194,7 @@ static int parse_one(int id, const char *text, struct lc_bnet_options *o)
         return parse_count(lc_bench_parse_sizes(text, o->sizes, LC_BENCH_MAX_LIST), &o->n_sizes);
     case OPT_LIVE:
         return parse_count(lc_bench_parse_lives(text, o->lives, LC_BENCH_MAX_LIST), &o->n_lives);
-    case OPT_SIDES: return parse_names(text, sides, LC_BNET_SIDES, 0, o->sides);
+    case OPT_SIDES: return parse_names(text, sides, 2, 0, o->sides);
     case OPT_FLOWS: return parse_int(text, 1, LC_BNET_FLOWS, &o->flows);
     case OPT_DEPTH: return parse_int(text, 1, LC_BNET_DEPTH, &o->depth);
     case OPT_ROUNDS: return parse_int(text, 1, 10000, &o->rounds);
@@ -204,6 +207,10 @@ static int parse_one(int id, const char *text, struct lc_bnet_options *o)
         o->seed = (uint64_t)seed;
         return 0;
     case OPT_LIB: o->library = text; return *text ? 0 : -EINVAL;
+    case OPT_PEER:
+        o->peer = text;
+        o->sides[LC_BNET_PEER] = true;
+        return *text ? 0 : -EINVAL;
     default: o->json = text; return *text ? 0 : -EINVAL;
     }
 }

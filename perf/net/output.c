@@ -133,7 +133,7 @@ int lc_bnet_output_open(const struct lc_bnet_options *options, int argc, char **
         "# loongcomm-bench net: 2 processes, %d connection(s) each way, %d messages in flight; us: "
         "per message; GB/s: each way, all connections together\n"
         "# cpu: seconds of both processes for a GB; ratio: socket / loongcomm by time, median of "
-        "rounds (quartiles)\n",
+        "rounds (quartiles); in peer's rows: peer / loongcomm\n",
         options->flows, options->depth);
     printf("%-12s %8s %5s %-10s %11s %8s %-15s %8s  %-21s %s\n", "op", "size", "live", "side",
            "median us", "GB/s", "(quartiles)", "cpu", "ratio", "check");
@@ -184,7 +184,7 @@ static void print_row(const struct lc_bnet_case *kase, const char *side, const s
     fflush(stdout);
 }
 
-static void write_ratio(struct lc_json *json, const struct lc_bnet_result *result,
+static void write_ratio(struct lc_json *json, const double *rounds, int n,
                         const struct figures *ratio)
 {
     lc_json_key(json, "ratio");
@@ -196,15 +196,15 @@ static void write_ratio(struct lc_json *json, const struct lc_bnet_result *resul
     key_double(json, "p90", ratio->p90);
     lc_json_key(json, "rounds");
     lc_json_array(json);
-    for (int i = 0; i < result->rounds; i++)
-        lc_json_double(json, result->ratios[i]);
+    for (int i = 0; i < n; i++)
+        lc_json_double(json, rounds[i]);
     lc_json_end(json);
     lc_json_end(json);
 }
 
 static void write_record(struct lc_bnet_output *output, const struct lc_bnet_case *kase,
                          const char *side, const struct lc_bnet_result *result,
-                         const struct figures *us, const struct figures *cpu,
+                         const struct figures *us, const struct figures *cpu, const double *ratios,
                          const struct figures *ratio)
 {
     struct lc_json *json = &output->json;
@@ -230,8 +230,8 @@ static void write_record(struct lc_bnet_output *output, const struct lc_bnet_cas
     lc_json_bool(json, true); /* a wrong byte ends the run */
     key_int(json, "rounds", result->rounds);
     key_int(json, "messages", (int64_t)result->messages);
-    if (ratio)
-        write_ratio(json, result, ratio);
+    if (ratios)
+        write_ratio(json, ratios, result->rounds, ratio);
     lc_json_end(json);
 }
 
@@ -242,18 +242,20 @@ void lc_bnet_output_result(struct lc_bnet_output *output, const struct lc_bnet_c
         struct figures us;
         struct figures cpu;
         struct figures ratio;
-        bool has_ratio = s == LC_BNET_OURS && result->ratios;
+        /* Ours has the socket's, another plugin its own. */
+        const double *ratios = s == LC_BNET_OURS   ? result->ratios[LC_BNET_SOCKET]
+                               : s == LC_BNET_PEER ? result->ratios[s]
+                                                   : NULL;
 
         if (!result->series[s].us)
             continue;
         us = figures_of(result->series[s].us, result->rounds);
         cpu = figures_of(result->series[s].cpu, result->rounds);
-        if (has_ratio)
-            ratio = figures_of(result->ratios, result->rounds);
-        print_row(kase, lc_bnet_ways[s]->name, &us, &cpu, has_ratio ? &ratio : NULL);
+        if (ratios)
+            ratio = figures_of(ratios, result->rounds);
+        print_row(kase, lc_bnet_ways[s]->name, &us, &cpu, ratios ? &ratio : NULL);
         if (output->out)
-            write_record(output, kase, lc_bnet_ways[s]->name, result, &us, &cpu,
-                         has_ratio ? &ratio : NULL);
+            write_record(output, kase, lc_bnet_ways[s]->name, result, &us, &cpu, ratios, &ratio);
     }
 }
 

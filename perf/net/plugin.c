@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The plugin, opened and called as NCCL does. */
+ * A plugin, opened and called as NCCL does: ours, or another one. */
 #include "perf/net/net.h"
 
 #include "plugin/net/tcp/wire.h"
@@ -11,7 +11,8 @@
 #include <string.h>
 
 static void *library;
-static const struct lc_nccl_net_v12 *net;
+static const struct lc_nccl_net_v12
+    *net; /* of a v11 all but getProperties and makeVDevice, which are not called */
 static void *context;
 
 __attribute__((format(printf, 5, 6))) static void logger(enum lc_nccl_log_level level,
@@ -49,9 +50,15 @@ static int plugin_init(const char *path)
     int devices = 0;
 
     library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    net = library ? dlsym(library, "ncclNetPlugin_v12") : NULL;
-    if (!net) {
+    if (!library) {
         fprintf(stderr, "loongcomm-bench net: %s\n", dlerror());
+        return -ENOENT;
+    }
+    net = dlsym(library, "ncclNetPlugin_v12");
+    if (!net)
+        net = dlsym(library, "ncclNetPlugin_v11");
+    if (!net) {
+        fprintf(stderr, "loongcomm-bench net: %s has neither ncclNetPlugin_v12 nor v11\n", path);
         return -ENOENT;
     }
     NET(init(&context, 1, &config, logger, NULL));
@@ -183,4 +190,21 @@ const struct lc_bnet_way lc_bnet_way_plugin = {
     .close_listen = plugin_close_listen,
     .get_port = plugin_get_port,
     .set_port = plugin_set_port,
+};
+
+const struct lc_bnet_way lc_bnet_way_peer = {
+    .name = "peer",
+    .init = plugin_init,
+    .fini = plugin_fini,
+    .listen = plugin_listen,
+    .connect = plugin_connect,
+    .accept = plugin_accept,
+    .reg = plugin_reg,
+    .dereg = plugin_dereg,
+    .isend = plugin_isend,
+    .irecv = plugin_irecv,
+    .test = plugin_test,
+    .close_send = plugin_close_send,
+    .close_recv = plugin_close_recv,
+    .close_listen = plugin_close_listen,
 };
