@@ -104,6 +104,30 @@ int lk_vendor_gemm(struct lk_vendor *vendor, const struct lk_gemm *gemm, void *s
 int lk_vendor_tune(struct lk_vendor *vendor, const struct lk_gemm *gemm, struct lk_gemm_tuned *out,
                    void *stream);
 
+/* Groups of products, at most LK_GEMM_GROUP. Addresses: of b, of a, of d, LK_GEMM_GROUP apart, in device memory. */
+struct lk_cublas_memory {
+    void **pointers;
+    void *workspace;
+    size_t bytes;
+};
+
+struct lk_cublas;
+
+/* Host library: *out is NULL. */
+int lk_cublas_open(struct lk_cublas **out);
+void lk_cublas_close(struct lk_cublas *cublas);
+int lk_cublas_run(struct lk_cublas *cublas, const struct lk_gemm *const *gemms, uint32_t n,
+                  const struct lk_cublas_memory *memory, void *stream);
+
+/* Writes addresses to device memory; they travel with the launch. */
+struct lk_pointers_launch {
+    void **to;
+    uint32_t count;
+    const void *values[LK_GEMM_GROUP];
+};
+
+int lk_run_pointers(const struct lk_pointers_launch *launch, void *stream);
+
 /* Sets what lk_blas_error() returns; gives back err. */
 int lk_blas_fail(int err, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

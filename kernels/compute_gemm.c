@@ -2,6 +2,7 @@
 #include "kernels/blocks_internal.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -10,12 +11,15 @@
 #define GEMM_WORKSPACE \
     ((size_t)32 << 20) /* what cuBLAS itself takes on this generation of devices */
 
-/* Counters and `tuning`: any thread writes, any reads, relaxed; they order nothing. The rest is constant after
- * lk_blas_open(). */
+/* Counters and `tuning`: any thread writes, any reads, relaxed; they order nothing. `lock` guards what is opened late. The rest
+ * is constant after lk_blas_open(). */
 struct lk_blas {
     struct lk_vendor *vendor; /* NULL: only the kernel of our own */
-    uint64_t vendor_products, general_products, plans;
+    uint64_t vendor_products, general_products, plans, grouped_products;
     int tuning;
+    pthread_mutex_t lock;
+    struct lk_cublas *cublas;     /* guarded; NULL: not yet, or it is missing */
+    int cublas_tried, cublas_err; /* guarded */
 };
 
 /* The thread's own. */
@@ -55,6 +59,7 @@ LK_API int lk_blas_open(const char *library, uint32_t flags, struct lk_blas **ou
         free(blas);
         return err;
     }
+    pthread_mutex_init(&blas->lock, NULL);
     *out = blas;
     return 0;
 }
@@ -63,7 +68,9 @@ LK_API void lk_blas_close(struct lk_blas *blas)
 {
     if (!blas)
         return;
+    lk_cublas_close(blas->cublas);
     lk_vendor_close(blas->vendor);
+    pthread_mutex_destroy(&blas->lock);
     free(blas);
 }
 
@@ -77,6 +84,7 @@ LK_API void lk_blas_counts(const struct lk_blas *blas, struct lk_blas_counts *ou
     out->vendor = __atomic_load_n(&blas->vendor_products, __ATOMIC_RELAXED);
     out->general = __atomic_load_n(&blas->general_products, __ATOMIC_RELAXED);
     out->plans = __atomic_load_n(&blas->plans, __ATOMIC_RELAXED);
+    out->grouped = __atomic_load_n(&blas->grouped_products, __ATOMIC_RELAXED);
 }
 
 LK_API void lk_blas_tune(struct lk_blas *blas, int on)
@@ -219,4 +227,165 @@ LK_API int lk_gemm_tune(struct lk_blas *blas, const struct lk_gemm *gemm, struct
     if (!err && out)
         *out = tuned;
     return err;
+}
+
+/* ---- groups of products ---- */
+
+#define POINTER_BYTES (3 * (size_t)LK_GEMM_GROUP * sizeof(void *))
+
+LK_API size_t lk_gemm_groups_workspace_bytes(const struct lk_blas *blas)
+{
+    return POINTER_BYTES + lk_gemm_workspace_bytes(blas);
+}
+
+/* Two of them could be in one group. */
+static bool may_share(const struct lk_gemm *g, const struct lk_gemm *first)
+{
+    uintptr_t odd = ((uintptr_t)g->a | (uintptr_t)g->b | (uintptr_t)g->d) % 16 |
+                    (g->a_stride | g->b_stride | g->d_stride) % 8;
+
+    return g->rows && g->columns && is_plain(g) && !odd && !g->bias && g->out_type == g->type &&
+           g->type == first->type && (!g->c || g->beta == 0 || g->c == g->d) &&
+           (g->a_stride | g->b_stride | g->d_stride) <= INT32_MAX;
+}
+
+static bool are_small(const struct lk_gemm_groups *groups)
+{
+    double operations = 0;
+
+    for (uint32_t i = 0; i < groups->count; i++)
+        operations += 2.0 * (double)groups->gemms[i].rows * (double)groups->gemms[i].columns *
+                      (double)groups->gemms[i].depth;
+    return operations < 0x1p32 * groups->count;
+}
+
+/* Opened once; what failed then fails again. */
+static int get_cublas(struct lk_blas *blas, struct lk_cublas **out)
+{
+    int err;
+
+    pthread_mutex_lock(&blas->lock);
+    if (!blas->cublas_tried)
+        blas->cublas_err = lk_cublas_open(&blas->cublas);
+    blas->cublas_tried = 1;
+    err = blas->cublas_err;
+    *out = blas->cublas;
+    pthread_mutex_unlock(&blas->lock);
+    return err;
+}
+
+/* At most LK_GEMM_GROUP that may share. */
+static int run_group(struct lk_blas *blas, struct lk_cublas *cublas,
+                     const struct lk_gemm *const *gemms, uint32_t n, void *workspace, void *stream)
+{
+    struct lk_cublas_memory memory = { .pointers = workspace,
+                                       .workspace = (char *)workspace + POINTER_BYTES,
+                                       .bytes = GEMM_WORKSPACE };
+    int err = 0;
+
+    for (int side = 0; !err && side < 3; side++) {
+        struct lk_pointers_launch launch = { memory.pointers + side * LK_GEMM_GROUP, n, { NULL } };
+
+        for (uint32_t i = 0; i < n; i++)
+            launch.values[i] = side == 0 ? gemms[i]->b : side == 1 ? gemms[i]->a : gemms[i]->d;
+        err = lk_run_pointers(&launch, stream);
+    }
+    if (err)
+        return lk_blas_fail(err, "lk_gemm_groups_run: a launch failed: %s", lk_error_text(err));
+    err = lk_cublas_run(cublas, gemms, n, &memory, stream);
+    if (!err)
+        __atomic_fetch_add(&blas->grouped_products, n, __ATOMIC_RELAXED);
+    return err;
+}
+
+static int run_single(struct lk_blas *blas, const struct lk_gemm *gemm, void *workspace,
+                      void *stream)
+{
+    struct lk_gemm own = *gemm;
+
+    own.workspace_bytes = lk_gemm_workspace_bytes(blas);
+    own.workspace = own.workspace_bytes ? (char *)workspace + POINTER_BYTES : NULL;
+    return lk_gemm_run(blas, &own, stream);
+}
+
+static int run_singles(struct lk_blas *blas, const struct lk_gemm *const *gemms, uint32_t n,
+                       void *workspace, void *stream)
+{
+    int err = 0;
+
+    for (uint32_t i = 0; !err && i < n; i++)
+        err = run_single(blas, gemms[i], workspace, stream);
+    return err;
+}
+
+/* Groups as they fill up; what does not fit into one is made at once. */
+static int run_grouped(struct lk_blas *blas, struct lk_cublas *cublas,
+                       const struct lk_gemm_groups *groups, void *stream)
+{
+    const struct lk_gemm *waiting[LK_GEMM_GROUP];
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i <= groups->count; i++) {
+        bool last = i == groups->count;
+        int err = 0;
+
+        if (!last && may_share(&groups->gemms[i], n ? waiting[0] : &groups->gemms[i]))
+            waiting[n++] = &groups->gemms[i];
+        else if (!last)
+            err = run_single(blas, &groups->gemms[i], groups->workspace, stream);
+        if (!err && n && (last || n == LK_GEMM_GROUP)) {
+            err = run_group(blas, cublas, waiting, n, groups->workspace, stream);
+            if (err == LK_VENDOR_NONE)
+                err = run_singles(blas, waiting, n, groups->workspace, stream);
+            n = 0;
+        }
+        if (err)
+            return err;
+    }
+    return 0;
+}
+
+static int check_groups(const struct lk_gemm_groups *groups)
+{
+    if ((unsigned int)groups->grouping > LK_GROUP_ALWAYS)
+        return lk_blas_fail(-EINVAL, "lk_gemm_groups_run: grouping %d is unknown",
+                            (int)groups->grouping);
+    if (groups->count && !groups->gemms)
+        return lk_blas_fail(-EINVAL, "lk_gemm_groups_run: gemms is NULL");
+    if (lk_check_workspace("lk_gemm_groups_run", groups->workspace))
+        return -EINVAL;
+    for (uint32_t i = 0; i < groups->count; i++) {
+        struct lk_gemm gemm = groups->gemms[i];
+
+        gemm.workspace_bytes = 0;
+        if (check_gemm(&gemm))
+            return -EINVAL;
+    }
+    return 0;
+}
+
+LK_API int lk_gemm_groups_run(struct lk_blas *blas, const struct lk_gemm_groups *groups,
+                              void *stream)
+{
+    struct lk_cublas *cublas = NULL;
+    int err;
+
+    if (!blas || !groups)
+        return lk_blas_fail(-EINVAL, "lk_gemm_groups_run: a NULL argument");
+    err = check_groups(groups);
+    if (err)
+        return err;
+    if (blas->vendor && groups->grouping != LK_GROUP_NEVER &&
+        (groups->grouping == LK_GROUP_ALWAYS || are_small(groups)))
+        err = get_cublas(blas, &cublas);
+    if (err && groups->grouping == LK_GROUP_ALWAYS)
+        return err;
+    if (cublas)
+        return run_grouped(blas, cublas, groups, stream);
+    for (uint32_t i = 0; i < groups->count; i++) {
+        err = run_single(blas, &groups->gemms[i], groups->workspace, stream);
+        if (err)
+            return err;
+    }
+    return 0;
 }

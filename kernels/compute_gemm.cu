@@ -77,6 +77,13 @@ __global__ void __launch_bounds__(LK_BLOCK) gemm_kernel(const __grid_constant__ 
         make_tile(gemm, shared, tile / across * LK_GEMM_TILE, tile % across * LK_GEMM_TILE);
 }
 
+__global__ void __launch_bounds__(LK_GEMM_GROUP)
+    pointers_kernel(const __grid_constant__ lk_pointers_launch launch)
+{
+    if (threadIdx.x < launch.count)
+        launch.to[threadIdx.x] = const_cast<void *>(launch.values[threadIdx.x]);
+}
+
 } // namespace
 
 extern "C" int lk_run_gemm(const lk_gemm *gemm, void *stream)
@@ -89,9 +96,18 @@ extern "C" int lk_run_gemm(const lk_gemm *gemm, void *stream)
                             dim3(LK_BLOCK), args, 0, static_cast<cudaStream_t>(stream));
 }
 
+extern "C" int lk_run_pointers(const lk_pointers_launch *launch, void *stream)
+{
+    void *args[] = { const_cast<lk_pointers_launch *>(launch) };
+
+    return cudaLaunchKernel(reinterpret_cast<const void *>(pointers_kernel), dim3(1),
+                            dim3(LK_GEMM_GROUP), args, 0, static_cast<cudaStream_t>(stream));
+}
+
 extern "C" int lk_load_gemm(void)
 {
-    const void *kernels[] = { reinterpret_cast<const void *>(gemm_kernel) };
+    const void *kernels[] = { reinterpret_cast<const void *>(gemm_kernel),
+                              reinterpret_cast<const void *>(pointers_kernel) };
 
-    return load_kernels(kernels, 1);
+    return load_kernels(kernels, 2);
 }

@@ -49,6 +49,20 @@ int lk_run_gemm(const struct lk_gemm *gemm, void *stream)
     return lk_compute_submit(stream, "lk_gemm", run_gemm, gemm, sizeof(*gemm));
 }
 
+static void run_pointers(void *arg)
+{
+    const struct lk_pointers_launch *launch = arg;
+
+    host_use(launch->to, launch->count * sizeof(void *), true);
+    for (uint32_t i = 0; i < launch->count; i++)
+        launch->to[i] = (void *)launch->values[i];
+}
+
+int lk_run_pointers(const struct lk_pointers_launch *launch, void *stream)
+{
+    return lk_compute_submit(stream, "lk_pointers", run_pointers, launch, sizeof(*launch));
+}
+
 static void run_fold_forward(void *arg)
 {
     const struct lk_fold_launch *launch = arg;

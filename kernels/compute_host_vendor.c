@@ -25,6 +25,22 @@ int lk_vendor_tune(struct lk_vendor *vendor, const struct lk_gemm *gemm, struct 
     return LK_VENDOR_NONE;
 }
 
+int lk_cublas_open(struct lk_cublas **out)
+{
+    *out = NULL;
+    return 0;
+}
+
+void lk_cublas_close(struct lk_cublas *cublas)
+{
+}
+
+int lk_cublas_run(struct lk_cublas *cublas, const struct lk_gemm *const *gemms, uint32_t n,
+                  const struct lk_cublas_memory *memory, void *stream)
+{
+    return LK_VENDOR_NONE;
+}
+
 int lk_cudnn_open(const char *library, const char *device, struct lk_cudnn **out)
 {
     *out = NULL;

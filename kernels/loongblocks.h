@@ -42,7 +42,8 @@ struct lk_blas_counts {
     uint64_t vendor; /* products that cuBLASLt made */
     uint64_t
         general; /* products of the kernel of our own, where cuBLASLt was not asked or had no method */
-    uint64_t plans; /* times that cuBLASLt was asked for a method */
+    uint64_t plans;   /* times that cuBLASLt was asked for a method */
+    uint64_t grouped; /* products that cuBLAS made in groups */
 };
 
 /* For the current device. library: path of libcublasLt, NULL for the one that the process has or the loader finds. One
@@ -106,6 +107,40 @@ struct lk_gemm_tuned {
 };
 int lk_gemm_tune(struct lk_blas *blas, const struct lk_gemm *gemm, struct lk_gemm_tuned *out,
                  void *stream);
+
+/* ---- groups of products ----
+ *
+ * Products that have nothing to do with each other, such as those of the experts that lk_moe_permute() has sorted rows for:
+ * of expert e rows offsets[e] .. offsets[e] + counts[e) of a long matrix, and matrix e of the weights. Their sizes are read
+ * on the host, so counts of tokens have to be known there: copy counts and offsets, and wait. With a capacity nobody has to
+ * ask: each expert has `capacity` rows, of which those that no token has are zeros and cost as much as others.
+ *
+ * Sizes of 0 are as in lk_gemm: without rows or columns there is nothing to do, with depth 0 (the gradient of an expert's
+ * weights, if it had no tokens) d = beta * c. Pointers of what is empty may be NULL.
+ *
+ * cuBLAS makes a group in one launch if that is asked for or products are small; it is opened when it is needed first, which
+ * is not within a captured graph. Bases aligned to 16 bytes, strides that are multiples of 8, one type for all, c NULL or d,
+ * and no bias are what it takes. All others, and all if it is missing, are made one by one as by lk_gemm_run(), and counted as
+ * such. Bounds as there. */
+
+#define LK_GEMM_GROUP 256 /* products in one launch */
+
+enum lk_gemm_grouping {
+    LK_GROUP_AUTO = 0, /* in groups if a product has below 2^32 operations on average */
+    LK_GROUP_NEVER = 1,
+    LK_GROUP_ALWAYS = 2, /* as far as cuBLAS takes them; without cuBLAS -ENOSYS */
+};
+
+struct lk_gemm_groups {
+    const struct lk_gemm *
+        gemms; /* host memory; their workspaces are not used. None may write what another one touches */
+    uint32_t count;
+    enum lk_gemm_grouping grouping;
+    void *workspace; /* lk_gemm_groups_workspace_bytes(), aligned to 256 bytes */
+};
+
+size_t lk_gemm_groups_workspace_bytes(const struct lk_blas *blas);
+int lk_gemm_groups_run(struct lk_blas *blas, const struct lk_gemm_groups *groups, void *stream);
 
 /* ---- weights of a norm inside of a matrix ----
  *

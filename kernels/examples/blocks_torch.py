@@ -29,7 +29,7 @@ class Saved(ctypes.Structure):
 
 
 class Counts(ctypes.Structure):
-    _fields_ = [("vendor", COUNT), ("general", COUNT), ("plans", COUNT)]
+    _fields_ = [("vendor", COUNT), ("general", COUNT), ("plans", COUNT), ("grouped", COUNT)]
 
 
 class Mlp(ctypes.Structure):
