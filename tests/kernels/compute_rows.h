@@ -44,6 +44,9 @@ void check_fold(const struct compute_target *t);
 void check_mlp(const struct compute_target *t);
 void check_norm_linear(const struct compute_target *t);
 
+/* Prints what is wrong and goes on; gives the number of cases that failed. */
+int check_grouped(const struct compute_target *t);
+
 /* As adamw_fingerprint(), of the gradient of weights. */
 uint64_t moe_fingerprint(const struct compute_target *t);
 uint64_t augment_fingerprint(const struct compute_target *t); /* of all types of output */

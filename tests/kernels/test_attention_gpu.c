@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_attention_gpu LIBRARY [--small]: attention on a device, through cuDNN and by our own kernels. Every case that fails is
- * named and the next one is run. --small: few cases, and our own kernels only, for runs under a checker.
+ * test_attention_gpu LIBRARY [--small]: attention on a device, through cuDNN and by our own kernels, and groups of products.
+ * Every case that fails is named and the next one is run. --small: few cases, and our own kernels only, for runs under a
+ * checker.
  */
 #include "tests/kernels/compute_attention.h"
 #include "tests/kernels/device.h"
@@ -89,7 +90,9 @@ int main(int argc, char **argv)
     CHECK(target.lib.lk_compute_load_all() == 0 && strcmp(target.lib.lk_backend(), "cuda") == 0);
     failed = check_attention(&target, target.small ? BY_OUR_KERNELS : BY_OUR_KERNELS | BY_CUDNN);
     if (!target.small)
+        failed += check_grouped(&target);
+    if (!target.small)
         failed += a_graph_replays_attention(&target);
-    printf("attention on the device: %d failed\n", failed);
+    printf("attention and groups on the device: %d failed\n", failed);
     return failed ? 1 : 0;
 }

@@ -98,6 +98,7 @@ int main(int argc, char **argv)
     compute_open(&target, argv[1]);
     CHECK(strcmp(target.lib.lk_backend(), "host") == 0 && target.lib.lk_compute_load_all() == 0);
     check_gemm(&target);
+    CHECK(check_grouped(&target) == 0);
     check_mlp(&target);
     check_norm_linear(&target);
     if (argc == 3)
