@@ -256,6 +256,114 @@ static void end_is_seen_beside_a_write(void)
     pair_close(&pair);
 }
 
+static int count_announced(struct conn *conn, uint64_t *up)
+{
+    int n = 0;
+
+    pthread_mutex_lock(&conn->lock);
+    for (int i = 1; i < conn->n_lanes; i++)
+        n += !conn->lanes[i].up && conn->lanes[i].announced_by == 0;
+    *up = (uint64_t)conn->n_up;
+    pthread_mutex_unlock(&conn->lock);
+    return n;
+}
+
+static void wait_until_up(struct lc_net_comm *comm, int sockets)
+{
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+    uint64_t up = 0;
+
+    while (up < (uint64_t)sockets) {
+        (void)count_announced((struct conn *)comm, &up);
+        CHECK(!lc_deadline_passed(end));
+        sched_yield();
+    }
+}
+
+enum {
+    LOST = 3,
+    LOST_BYTES = 8000 /* more than a piece together, so that other sockets take part */
+};
+
+/* Both ends know of the receives, then the first socket is held so that the others take all. */
+static void send_past_the_first(struct pair *pair)
+{
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+    struct conn *near = (struct conn *)pair->send;
+    static unsigned char from[LOST][LOST_BYTES];
+    struct lc_net_request *send[LOST];
+    uint64_t credit = 0;
+
+    while (credit < LOST) {
+        lane_kick(&near->lanes[0], 1);
+        pthread_mutex_lock(&near->lock);
+        credit = near->credit;
+        pthread_mutex_unlock(&near->lock);
+        CHECK(!lc_deadline_passed(end));
+    }
+    for (int i = 0; i < near->n_lanes; i++)
+        pthread_mutex_lock(&((struct conn *)pair->recv)->lanes[i].io);
+    pthread_mutex_lock(&near->lanes[0].io);
+    for (int i = 0; i < LOST; i++) {
+        memset(from[i], i + 1, LOST_BYTES);
+        CHECK(lc_net_tcp.isend(pair->send, from[i], LOST_BYTES, 0, NULL, &send[i]) == 0 && send[i]);
+    }
+    for (int i = 0; i < LOST; i++)
+        pair_wait(send[i], NULL, NULL, NULL);
+}
+
+/* All but the first, unread, and no new ones can be had. */
+static void lose_the_others(struct pair *pair, struct relay *relay)
+{
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+    struct conn *near = (struct conn *)pair->send;
+    struct conn *far = (struct conn *)pair->recv;
+    uint64_t up;
+
+    relay_refuse(relay, true);
+    lane_unlock(&near->lanes[0]);
+    for (int i = 1; i < far->n_lanes; i++) {
+        lane_break(&far->lanes[i], "lost with all that has come");
+        pthread_mutex_unlock(&far->lanes[i].io);
+    }
+    while (count_announced(near, &up) < near->n_lanes - 1) {
+        CHECK(!lc_deadline_passed(end));
+        sched_yield();
+    }
+    /* Whoever wrote that has let go of the lane. */
+    pthread_mutex_lock(&near->lanes[0].io);
+    lane_unlock(&near->lanes[0]);
+    lane_unlock(&far->lanes[0]);
+}
+
+/* What was lost is known by the answer over the only socket that is left, which the sender's caller reads no more. */
+static void the_last_socket_is_read_without_a_call(int sockets)
+{
+    struct relay *relay = relay_open((struct harm){ 0 });
+    struct pair pair = open_through(relay);
+    static unsigned char to[LOST][LOST_BYTES];
+    struct lc_net_request *recv[LOST];
+
+    wait_until_up(pair.send, sockets);
+    wait_until_up(pair.recv, sockets);
+    for (int i = 0; i < LOST; i++) {
+        void *at = to[i];
+        size_t room = LOST_BYTES;
+        int tag = 0;
+
+        CHECK(lc_net_tcp.irecv(pair.recv, 1, &at, &room, &tag, NULL, &recv[i]) == 0 && recv[i]);
+    }
+    send_past_the_first(&pair);
+    lose_the_others(&pair, relay);
+    for (int i = 0; i < LOST; i++) {
+        pair_wait(NULL, recv[i], NULL, NULL);
+        CHECK(to[i][0] == i + 1 && to[i][LOST_BYTES - 1] == i + 1);
+    }
+    relay_refuse(relay, false);
+    pair_close(&pair);
+    relay_close(relay);
+}
+
 int main(int argc, char **argv)
 {
     bool soak = getenv("LCTEST_SOAK") != NULL;
@@ -269,6 +377,8 @@ int main(int argc, char **argv)
     lost_short_messages_need_no_call();
     end_behind_control_is_seen();
     end_is_seen_beside_a_write();
+    if (argc < 2 || atoi(argv[1]) > 1)
+        the_last_socket_is_read_without_a_call(argc > 1 ? atoi(argv[1]) : 3);
     one_socket_is_enough(argc > 1 ? atoi(argv[1]) : 3);
     random_kills_change_no_byte(soak ? 60 : 2);
     lc_net_tcp.fini(ctx);

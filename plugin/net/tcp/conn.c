@@ -280,6 +280,7 @@ int conn_take_control(struct lane *lane, const struct lc_tcp_frame *f, const uns
     struct conn *conn = lane->conn;
     const unsigned char *sizes = body + f->arg * sizeof(struct lc_tcp_lane_word);
     bool ended = false;
+    bool redo;
     int err;
 
     pthread_mutex_lock(&conn->lock);
@@ -294,6 +295,7 @@ int conn_take_control(struct lane *lane, const struct lc_tcp_frame *f, const uns
     }
     if (!err && f->size > conn->credit)
         conn->credit = f->size;
+    redo = conn->n_redo > 0;
     pthread_mutex_unlock(&conn->lock);
     for (int i = 0; ended && i < conn->n_lanes; i++) {
         if (&conn->lanes[i] != lane)
@@ -301,6 +303,8 @@ int conn_take_control(struct lane *lane, const struct lc_tcp_frame *f, const uns
     }
     if (!err)
         spread(conn);
+    if (!err && redo && lane->index > 0)
+        lane_kick(&conn->lanes[0], 1);
     return err;
 }
 
@@ -688,6 +692,16 @@ static void fill_error(struct lane *lane)
     add_frame(lane, 0, &f, lane->out, n);
 }
 
+/* What short messages have lost with a socket is not known yet, or has to be sent again. With conn->lock held. */
+static bool has_lost(const struct conn *conn)
+{
+    bool lost = conn->n_redo > 0;
+
+    for (int i = 0; i < conn->n_lanes; i++)
+        lost |= !conn->lanes[i].up && !conn->lanes[i].settled;
+    return lost && conn->acked < conn->cut && !conn->error && !conn->closing;
+}
+
 void conn_fill_batch(struct lane *lane)
 {
     struct conn *conn = lane->conn;
@@ -703,6 +717,7 @@ void conn_fill_batch(struct lane *lane)
         fill_sender(lane);
     else
         fill_receiver(lane);
+    lane->owes = conn->sends && has_lost(conn);
     if (lane->iov_n == 0)
         lane->idle = true;
     else

@@ -140,8 +140,8 @@ int engine_configure(void)
 int engine_poll(struct lane *lane, int op)
 {
     /* Lane 0 moves in its caller's calls. But who has sent short messages need not call again, whether they have come or
-     * have to be sent again: its end is looked at, and with MOD that there is room. */
-    uint32_t wanted = lane->index ? EPOLLIN | EPOLLOUT : op == EPOLL_CTL_MOD ? EPOLLOUT : 0;
+     * have to be sent again: its end is looked at, and at times the rest. */
+    uint32_t wanted = lane->index || lane->watched ? EPOLLIN | EPOLLOUT : 0;
     struct epoll_event event = { .events = wanted | EPOLLRDHUP | EPOLLET,
                                  .data.u64 = lane->conn->slot << LANE_BITS |
                                              (uint64_t)lane->index };

@@ -40,6 +40,7 @@ static void reset(struct lane *lane)
     lane->in_early = false;
     lane->in_sparse = false;
     lane->out_cut = false;
+    lane->owes = lane->watched = false;
     lane->iov_at = lane->iov_n = 0;
     lane->n_short = 0;
 }
@@ -112,6 +113,9 @@ void lane_break(struct lane *lane, const char *cause)
     lc_info("socket %d of the connection with %s over %s broke: %s", lane->index, conn->peer_text,
             rail_name(lane), cause);
     conn_wake_lanes(conn, lane);
+    /* Whoever tells the receiver of it, the answer may come over lane 0. */
+    if (conn->sends && lane->index > 0)
+        lane_kick(&conn->lanes[0], 1);
     engine_wake();
 }
 
@@ -342,17 +346,19 @@ static void advance(struct lane *lane, size_t n)
     }
 }
 
-/* Lane 0 moves in its caller's calls; but a caller whose short messages are gone from its sight need not call again, and
- * they may be among what was lost with a socket. */
-static bool owes(struct lane *lane)
+/* Lane 0 moves in its caller's calls; but a caller whose short messages are gone from its sight, or whose receives are
+ * complete, need not call again. What is lost with a socket then has to be asked for and sent again, and the rest of what
+ * has gone in part, though nobody calls: then the pool moves lane 0, too. `more`: it is to look at once. With io held. */
+static void watch(struct lane *lane, bool more)
 {
-    struct conn *conn = lane->conn;
-    bool owes;
+    bool owes = lane->owes || lane->n_short > 0 || (!lane->conn->sends && lane->iov_n > 0);
+    bool changes = owes != lane->watched;
 
-    pthread_mutex_lock(&conn->lock);
-    owes = lane->up && conn->sends && (lane->n_short || conn->n_redo);
-    pthread_mutex_unlock(&conn->lock);
-    return owes;
+    if (lane->index > 0 || lane->fd < 0)
+        return;
+    lane->watched = owes;
+    if (changes || (owes && more))
+        (void)engine_poll(lane, EPOLL_CTL_MOD);
 }
 
 /* 1: something was written, 0: nothing to write or no room, -1: the lane is broken. */
@@ -365,6 +371,8 @@ static int write_some(struct lane *lane)
         conn_fill_batch(lane);
         if (lane->conn->sends)
             lane_elide(lane);
+    } else if (!lane->conn->sends) {
+        lane->owes = true; /* what was read meanwhile may have to be confirmed */
     }
     if (lane->iov_n == 0)
         return 0;
@@ -375,11 +383,8 @@ static int write_some(struct lane *lane)
         put = sendmsg(lane->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
     } while (put < 0 && errno == EINTR);
     atomic_store(&lane->reading, UINT64_MAX);
-    if (put < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS)) {
-        if (lane->index == 0 && owes(lane))
-            (void)engine_poll(lane, EPOLL_CTL_MOD);
+    if (put < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS))
         return 0;
-    }
     if (put < 0) {
         lane_break(lane, strerror(errno));
         return -1;
@@ -447,8 +452,9 @@ void lane_kick(struct lane *lane, int budget)
         more = move(lane, budget);
         if (more && hung)
             atomic_store(&lane->hung, true);
-        if (more && (lane->index > 0 || hung || owes(lane)))
+        if (more && (lane->index > 0 || hung))
             (void)engine_poll(lane, EPOLL_CTL_MOD);
+        watch(lane, more);
         pthread_mutex_unlock(&lane->io);
     }
 }
@@ -467,6 +473,6 @@ void lane_push(struct lane *lane)
         return;
     }
     if (lane->fd >= 0 && look(lane) == STANDS)
-        (void)write_some(lane);
+        watch(lane, write_some(lane) > 0);
     lane_unlock(lane);
 }

@@ -86,6 +86,10 @@ struct lane {
     bool in_piece;
     bool in_early; /* it goes to conn->early */
     bool out_cut;  /* a part of the batch has gone: the rest must follow */
+    /* Something may have to be read or written though its caller calls no more: as conn_fill_batch found it, or not looked
+     * at behind the rest of a batch. */
+    bool owes;
+    bool watched; /* lane 0: the pool is told of bytes and room, too */
     int iov_at;
     int iov_n;
     int n_short; /* in the batch, of which there are copies */
@@ -288,8 +292,8 @@ void engine_delist(struct conn *conn); /* with engine.lock held; the caller has 
 void engine_bury(struct conn *conn);   /* with engine.lock held: a tombstone */
 void engine_home(int dev,
                  struct lc_tcp_wire_address *out); /* where this process listens, or nothing */
-/* ADD or MOD; after MOD the pool looks at the lane at once, whatever it was told before. With lane->io held, or with
- * conn->lock held and the lane up, so that the descriptor is the lane's. */
+/* ADD or MOD; after MOD the pool looks at the lane at once, whatever it was told before. With lane->io held, or, but for
+ * lane 0, with conn->lock held and the lane up, so that the descriptor is the lane's. */
 int engine_poll(struct lane *lane, int op);
 void *pool_main(void *arg);
 
