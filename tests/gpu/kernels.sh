@@ -89,6 +89,9 @@ if row build 120 build.log bash -c build_it; then
     row "attention beside torch's back ends" 120 attention_bench.log python3 "$root/perf/kernels/attention_torch.py" \
         "$cuda" --json "$logs/attention.json"
     cat "$logs/attention_bench.log"
+    row "groups of products beside torch" 60 grouped_bench.log python3 "$root/perf/kernels/grouped_torch.py" \
+        "$cuda" --json "$logs/grouped.json"
+    cat "$logs/grouped_bench.log"
     row "CUDA kernels under memcheck" 90 memcheck.log bash -c 'sanitize "$@"' - "$gpu_test" "$cuda" "$host" --small
     row "CUDA compute kernels under memcheck" 120 compute_memcheck.log bash -c 'sanitize "$@"' - "$compute_test" "$cuda" "$host" --small
     row "CUDA attention under memcheck" 120 attention_memcheck.log bash -c 'sanitize "$@"' - "$attention_test" "$cuda" --small
