@@ -86,6 +86,8 @@ static const struct attention_case cases[] = {
     { "odd strides",               1, 2, 2, 20,   20,   64,  64,  NO, WHOLE,       ODD,         LK_FP16, 0,  0, 0, 0},
     { "depth 320",                 1, 1, 1, 10,   270,  320, 300, NO, WHOLE,       ROWS_FIRST,  LK_BF16, 0,  0, 0, 0},
     { "large scores",              1, 2, 1, 64,   64,   64,  64,  TL, WHOLE,       ROWS_FIRST,  LK_BF16, 16, 0, 3, 0},
+    { "many keys, large scores",   1, 1, 1, 24,   700,  16,  16,  NO, WHOLE,       ROWS_FIRST,  LK_BF16, 8,  0, 3,
+     0                                                                                                              },
     { "no keys",                   2, 2, 1, 5,    0,    64,  64,  NO, WHOLE,       ROWS_FIRST,  LK_BF16, 0,  0, 0, 0},
     { "no queries",                2, 2, 1, 0,    5,    64,  64,  NO, WHOLE,       ROWS_FIRST,  LK_BF16, 0,  0, 0, 0},
     { "1024 rows, depth 128",      1, 2, 1, 1024, 1024, 128, 128, TL, WHOLE,       ROWS_FIRST,  LK_BF16, 0,  0,

@@ -459,7 +459,7 @@ static int64_t limit(struct run *run, const struct descriptor *o, int name, int6
     return n < most ? n : most;
 }
 
-/* Heads of b that are fewer than those of a are shared. Rows behind a length are 0. */
+/* Heads of b that are fewer than those of a are shared. What lies behind a length is NaN: nobody may rely on it. */
 static void run_product(struct run *run, struct descriptor *o)
 {
     struct descriptor *a = get_other(o, LK_CUDNN_ATTR_OPERATION_MATMUL_ADESC);
@@ -472,6 +472,8 @@ static void run_product(struct run *run, struct descriptor *o)
     if (as.dims[3] != bs.dims[2] || cs.dims[2] != as.dims[2] || cs.dims[3] != bs.dims[3] ||
         cs.dims[1] % bs.dims[1])
         run->wrong = 1;
+    for (int64_t i = 0; i < elements(&cs); i++)
+        cv[i] = NAN;
     for (int64_t s = 0; s < cs.dims[0] && !run->wrong; s++) {
         int64_t m = limit(run, o, LK_CUDNN_ATTR_OPERATION_MATMUL_GEMM_M_OVERRIDE_DESC, s,
                           cs.dims[2]);
@@ -480,6 +482,8 @@ static void run_product(struct run *run, struct descriptor *o)
         int64_t k = limit(run, o, LK_CUDNN_ATTR_OPERATION_MATMUL_GEMM_K_OVERRIDE_DESC, s,
                           as.dims[3]);
 
+        if (m && !n) /* what becomes of rows that see nothing nobody knows */
+            run->wrong = 1;
         for (int64_t h = 0; h < cs.dims[1]; h++)
             for (int64_t i = 0; i < m; i++)
                 for (int64_t j = 0; j < n; j++) {
