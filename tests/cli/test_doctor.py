@@ -174,10 +174,13 @@ child = subprocess.Popen(["sleep", "300"], close_fds=False)
 with open(%r, "w") as f:
     f.write("%%d %%d" %% (os.getpid(), child.pid))
 time.sleep(300)""" % pids)
-        begin = time.monotonic()
-        findings = self.doctor("--timeout", "3", code=1, PYTHONPATH=site)
-        self.assertLess(time.monotonic() - begin, 100)
-        self.assert_finding(findings, "python-timeout", "error", "import torch", "3.0 s")
+        for limit in ("3", "30"):  # a busy machine may need more until the import hangs
+            begin = time.monotonic()
+            findings = self.doctor("--timeout", limit, code=1, PYTHONPATH=site)
+            self.assertLess(time.monotonic() - begin, 100)
+            self.assert_finding(findings, "python-timeout", "error", "import torch", limit + ".0 s")
+            if os.path.exists(pids):
+                break
         with open(pids) as f:
             for pid in map(int, f.read().split()):
                 self.assertTrue(self.gone(pid), pid)
