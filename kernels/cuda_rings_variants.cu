@@ -138,6 +138,8 @@ const lk_variant variants[] = {
 #elif LK_GROUP == 7
     all_sums<warp_roles<8, 16, 4, plain_path>>("plain, 8:16:4"),
     all_sums<warp_roles<7, 14, 7, plain_path>>("plain, 7:14:7"),
+    only_exchanges<exchange_warps<10, 6, 13, plain_path>>("plain, 10:6:13"),
+    only_exchanges<exchange_warps<14, 10, 5, plain_path>>("plain, 14:10:5"),
 #else
     sums_and_exchanges<roles<pull_apart_path>, moving<pull_apart_path>>(
         "plain, pull, publishers apart"),
