@@ -74,7 +74,8 @@ static struct {
 
 struct bench bench;
 static size_t shrink = 1; /* sizes of the host library are smaller */
-static int at_work;       /* number of the candidate */
+static char at_work[40] =
+    "\nstuck: 0\n"; /* said if the candidate does not end; no alarm is set while it is written */
 static const struct bench_case *filled;
 static uint8_t *fetched;
 
@@ -86,19 +87,17 @@ void bench_use(uint32_t rank)
 
 static void stuck(int sig)
 {
-    char text[] = "\nstuck: ??\n"; /* formatting is not for signal handlers */
-
     (void)sig;
-    text[8] = at_work < 10 ? ' ' : (char)('0' + at_work / 10);
-    text[9] = at_work < 0 ? '-' : (char)('0' + at_work % 10);
-    if (write(1, text, sizeof(text) - 1) < 0)
+    if (write(1, at_work, strlen(at_work)) < 0)
         _exit(1);
     _exit(3);
 }
 
 /* Longer than anything takes; connections of NCCL take longest. */
-static void watch(void)
+static void watch(int number)
 {
+    alarm(0);
+    snprintf(at_work, sizeof(at_work), "\nstuck: %d\n", number);
     alarm(bench.cuda ? 40 : 110);
 }
 
@@ -412,8 +411,7 @@ static bool measure(const struct bench_case *c, uint32_t ctas)
 
     fill(c);
     for (int i = 0; i < n; i++) {
-        at_work = rows[i].number;
-        watch();
+        watch(rows[i].number);
         prepare(&rows[i]);
         nccl = rows[i].number == NCCL ? &rows[i] : nccl;
         base = rows[i].number == 0 ? &rows[i] : base;
@@ -422,8 +420,7 @@ static bool measure(const struct bench_case *c, uint32_t ctas)
     }
     for (int round = 0; round < chosen.rounds && !chosen.beside; round++) {
         for (int i = 0; i < n; i++) {
-            at_work = rows[i].number;
-            watch();
+            watch(rows[i].number);
             sample(&rows[i]);
             for (int s = 0; s < 5 && rows[i].samples < SAMPLES_MAX; s++)
                 rows[i].us[rows[i].samples++] = sample(&rows[i]);
@@ -562,7 +559,7 @@ int main(int argc, char **argv)
         return 0;
     }
     signal(SIGALRM, stuck);
-    watch();
+    watch(0);
     shrink = bench.cuda ? 1 : 512;
     set_up();
     if (!bench.cuda || bench.devices < (int)bench.ranks || (chosen.nccl && !nccl_open(chosen.nccl)))
@@ -575,7 +572,7 @@ int main(int argc, char **argv)
     for (int i = 0; i < chosen.ctas.n; i++) {
         uint32_t ctas = (uint32_t)chosen.ctas.of[i];
 
-        watch();
+        watch(0);
         if (chosen.nccl)
             nccl_use(chosen.beside ? ctas : 0);
         for (int c = 0; c < chosen.cases.n; c++)
