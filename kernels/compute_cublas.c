@@ -147,8 +147,8 @@ static cublasStatus_t run(const struct lk_cublas *cublas, const struct lk_gemm *
         cublas->handle, lists.its_a, lists.its_b, lists.m, lists.n, lists.k, lists.alpha,
         (const void *const *)memory->pointers, type, lists.lda,
         (const void *const *)memory->pointers + LK_GEMM_GROUP, type, lists.ldb, lists.beta,
-        (void *const *)memory->pointers + 2 * LK_GEMM_GROUP, type, lists.ldc, (int)n, lists.ones,
-        CUBLAS_COMPUTE_32F);
+        (void *const *)memory->pointers + (size_t)2 * LK_GEMM_GROUP, type, lists.ldc, (int)n,
+        lists.ones, CUBLAS_COMPUTE_32F);
 }
 
 int lk_cublas_run(struct lk_cublas *cublas, const struct lk_gemm *const *gemms, uint32_t n,

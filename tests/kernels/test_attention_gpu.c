@@ -9,15 +9,15 @@
 
 #include <string.h>
 
-/* Eager calls and a graph that is replayed give the same bits. */
-static int a_graph_replays_attention(const struct compute_target *t)
+enum {
+    ROWS = 256,
+    DEPTH = 64,
+    COUNT = ROWS * 2 * DEPTH
+};
+
+static struct lk_attention make_call(const struct compute_target *t)
 {
-    enum {
-        ROWS = 256,
-        DEPTH = 64,
-        COUNT = ROWS * 2 * DEPTH
-    };
-    struct lk_heads heads = { device_alloc(COUNT * 2), COUNT, DEPTH, 2 * DEPTH };
+    struct lk_heads heads = { device_alloc(COUNT * 2), COUNT, DEPTH, 2 * (uint64_t)DEPTH };
     struct lk_attention call = { .sequences = 1,
                                  .heads = 2,
                                  .kv_heads = 2,
@@ -31,46 +31,66 @@ static int a_graph_replays_attention(const struct compute_target *t)
                                  .q = heads,
                                  .k = heads,
                                  .v = heads,
-                                 .o = heads,
-                                 .lse = device_alloc((size_t)ROWS * 2 * 4) };
-    static uint16_t in[COUNT], eager[COUNT], replayed[COUNT];
-    struct lk_attention_library *library;
+                                 .o = heads };
+    static uint16_t in[COUNT];
     uint64_t state = 17;
+
+    for (int i = 0; i < COUNT; i++)
+        in[i] = to_bf16(random_unit(&state));
+    device_put(heads.base, in, sizeof(in));
+    call.o.base = device_alloc(sizeof(in));
+    call.lse = device_alloc((size_t)ROWS * 2 * 4);
+    return call;
+}
+
+/* Captures the call and replays it once; what the call gave. */
+static int replay(const struct compute_target *t, struct lk_attention_library *library,
+                  const struct lk_attention *call, cudaStream_t stream)
+{
     cudaGraphExec_t exec;
-    cudaStream_t stream;
     cudaGraph_t graph;
+    int err;
+
+    CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    err = t->lib.lk_attention_forward(library, call, stream);
+    CUDA(cudaStreamEndCapture(stream, &graph));
+    CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    CUDA(cudaMemset(call->o.base, 0, COUNT * 2));
+    CUDA(cudaGraphLaunch(exec, stream));
+    CUDA(cudaStreamSynchronize(stream));
+    CUDA(cudaGraphExecDestroy(exec));
+    CUDA(cudaGraphDestroy(graph));
+    return err;
+}
+
+/* Eager calls and a graph give the same bits. */
+static int a_graph_replays_attention(const struct compute_target *t)
+{
+    static uint16_t eager[COUNT], replayed[COUNT];
+    struct lk_attention_library *library;
+    struct lk_attention call = make_call(t);
+    cudaStream_t stream;
     int err = t->lib.lk_attention_open(NULL, 0, &library), failed;
 
     if (err) {
         printf("FAILED: a graph: %s\n", t->lib.lk_blas_error());
         return 1;
     }
-    for (int i = 0; i < COUNT; i++)
-        in[i] = to_bf16(random_unit(&state));
-    device_put(heads.base, in, sizeof(in));
-    call.o.base = device_alloc(sizeof(in));
     call.workspace = device_alloc(t->lib.lk_attention_workspace_bytes(library, &call, NULL));
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     CHECK(t->lib.lk_attention_forward(library, &call, stream) == 0);
     device_get(eager, call.o.base, sizeof(eager));
-    CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    err = t->lib.lk_attention_forward(library, &call, stream);
-    CUDA(cudaStreamEndCapture(stream, &graph));
-    CUDA(cudaGraphInstantiate(&exec, graph, 0));
-    CUDA(cudaMemset(call.o.base, 0, sizeof(in)));
-    CUDA(cudaGraphLaunch(exec, stream));
+    err = replay(t, library, &call, stream);
     device_get(replayed, call.o.base, sizeof(replayed));
     failed = err || memcmp(eager, replayed, sizeof(eager)) != 0;
     printf("%s: a graph replays attention%s%s\n", failed ? "FAILED" : "passed", err ? ": " : "",
            err ? t->lib.lk_blas_error() : "");
-    CUDA(cudaGraphExecDestroy(exec));
-    CUDA(cudaGraphDestroy(graph));
     CUDA(cudaStreamDestroy(stream));
     t->lib.lk_attention_close(library);
     device_release(call.workspace);
     device_release(call.lse);
     device_release(call.o.base);
-    device_release(heads.base);
+    device_release(call.q.base);
     return failed;
 }
 

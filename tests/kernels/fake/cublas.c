@@ -91,6 +91,7 @@ static void run_one(const struct one *o, cudaDataType type)
         }
 }
 
+/* NOLINTNEXTLINE(readability-function-size): it has that many parameters */
 cublasStatus_t cublasGemmGroupedBatchedEx(
     cublasHandle_t handle, const cublasOperation_t transa[], const cublasOperation_t transb[],
     const int m[], const int n[], const int k[], const void *alpha, const void *const a[],

@@ -281,6 +281,7 @@ int cudnnBackendFinalize(void *descriptor)
 struct run {
     const struct descriptor *pack;
     int wrong;
+    float shake; /* of what is written: the first engine's bits vary */
 };
 
 struct shape {
@@ -492,7 +493,7 @@ static void run_product(struct run *run, struct descriptor *o)
 
                     for (int64_t l = 0; l < k; l++)
                         sum += av[index4(&as, s, h, i, l)] * bv[index4(&bs, s, shared, l, j)];
-                    cv[index4(&cs, s, h, i, j)] = sum;
+                    cv[index4(&cs, s, h, i, j)] = is_virtual(c) ? sum : sum * run->shake;
                 }
     }
     made(run, c);
@@ -603,7 +604,8 @@ int cudnnBackendExecute(void *handle, void *plan, void *pack)
     const struct descriptor *choice = get_other(plan, LK_CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
     const struct descriptor *graph = get_other(choice, LK_CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH);
     const struct attribute *operations = find(graph, LK_CUDNN_ATTR_OPERATIONGRAPH_OPS);
-    struct run run = { .pack = pack };
+    static int runs;
+    struct run run = { .pack = pack, .shake = choice->varies && runs++ % 2 ? 1 + 0x1p-9F : 1 };
 
     if (!handle || !((struct descriptor *)pack)->finished || fails_now())
         return BAD;
