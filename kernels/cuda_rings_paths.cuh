@@ -54,6 +54,14 @@ struct bulk_apart_path : bulk_path {
     static constexpr bool publish_apart = true;
 };
 
+/* All of it between the two, for the emulation. */
+struct pull_bulk_apart_path : pull_apart_path {
+    static constexpr bool bulk = true, in_order = true;
+};
+struct pull_gather_few_fences_path : pull_gather_path {
+    static constexpr uint32_t jobs_a_fence = 4;
+};
+
 } // namespace lk_rings_device
 
 #endif

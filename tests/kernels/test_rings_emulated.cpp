@@ -232,14 +232,6 @@ namespace
 
 using namespace lk_rings_device;
 
-/* What is measured beside slot_path. */
-struct pull_bulk_apart_path : pull_apart_path {
-    static constexpr bool bulk = true, in_order = true;
-};
-struct pull_gather_few_fences_path : pull_gather_path {
-    static constexpr uint32_t jobs_a_fence = 4;
-};
-
 /* The path, and pieces of bulk copies of a warp. */
 #ifndef LC_PATH
 #define LC_PATH   slot_path
