@@ -284,7 +284,9 @@ static int run_group(struct lk_blas *blas, struct lk_cublas *cublas,
     int err = 0;
 
     for (int side = 0; !err && side < 3; side++) {
-        struct lk_pointers_launch launch = { memory.pointers + side * LK_GEMM_GROUP, n, { NULL } };
+        struct lk_pointers_launch launch = { memory.pointers + (size_t)side * LK_GEMM_GROUP,
+                                             n,
+                                             { NULL } };
 
         for (uint32_t i = 0; i < n; i++)
             launch.values[i] = side == 0 ? gemms[i]->b : side == 1 ? gemms[i]->a : gemms[i]->d;

@@ -509,9 +509,9 @@ static float combined(struct run *run, int64_t mode, float x, float b, float t)
     case LK_CUDNN_POINTWISE_EXP: return expf(x);
     case LK_CUDNN_POINTWISE_LOG: return logf(x);
     case LK_CUDNN_POINTWISE_IDENTITY: return x;
-    case LK_CUDNN_POINTWISE_CMP_GE: return x >= b;
-    case LK_CUDNN_POINTWISE_CMP_LT: return x < b;
-    case LK_CUDNN_POINTWISE_LOGICAL_AND: return x != 0 && b != 0;
+    case LK_CUDNN_POINTWISE_CMP_GE: return x >= b ? 1 : 0;
+    case LK_CUDNN_POINTWISE_CMP_LT: return x < b ? 1 : 0;
+    case LK_CUDNN_POINTWISE_LOGICAL_AND: return x != 0 && b != 0 ? 1 : 0;
     case LK_CUDNN_POINTWISE_BINARY_SELECT: return t != 0 ? x : b;
     default: run->wrong = 1; return 0;
     }
