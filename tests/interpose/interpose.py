@@ -487,7 +487,7 @@ def rank_that_ends_early_harms_nothing():
             env.update({'LD_PRELOAD': preload} if preload else {})
             running.append(subprocess.Popen([PATHS['leaver'], folder], env=env, stderr=subprocess.PIPE, text=True))
         try:
-            errors = [process.communicate(timeout=60)[1] for process in running]
+            errors = [process.communicate(timeout=110)[1] for process in running]
         finally:
             for process in running:
                 process.kill()

@@ -418,16 +418,38 @@ static int abort_ends_an_init_that_waits_for_a_missing_rank(int rank, int n, voi
 
 struct splitter {
     ncclComm_t comm;
-    _Atomic int has_begun;
+    _Atomic int task; /* 0, then the thread that is about to split */
     ncclResult_t result;
 };
+
+/* For a tenth of a second: then it waits in what it was about to call. Or until it has ended, which the other rank's abort
+ * may have it do. */
+static void wait_until_asleep(int task)
+{
+    struct lc_deadline until = lc_deadline_in_ms(PATIENCE_MS);
+    char path[64], state;
+
+    (void)snprintf(path, sizeof(path), "/proc/self/task/%d/stat", task);
+    for (int times = 0; times < 50; times++) {
+        FILE *file = fopen(path, "re");
+
+        if (!file || fscanf(file, "%*d (%*[^)]) %c", &state) != 1)
+            times = 50;
+        else if (state != 'S')
+            times = 0;
+        if (file)
+            fclose(file);
+        CHECK(!lc_deadline_passed(until));
+        usleep(2000);
+    }
+}
 
 static void *split_alone(void *arg)
 {
     struct splitter *splitter = arg;
     ncclComm_t child;
 
-    atomic_store(&splitter->has_begun, 1);
+    atomic_store(&splitter->task, (int)gettid());
     splitter->result = ncclCommSplit(splitter->comm, 0, 0, &child, NULL);
     return NULL;
 }
@@ -440,9 +462,9 @@ static int abort_ends_a_split_in_another_thread(int rank, int n, void *arg)
 
     if (rank == 0) {
         CHECK(pthread_create(&thread, NULL, split_alone, &splitter) == 0);
-        while (!atomic_load(&splitter.has_begun))
+        while (!atomic_load(&splitter.task))
             usleep(1000);
-        usleep(100000);
+        wait_until_asleep(atomic_load(&splitter.task));
     }
     NCCL(ncclCommAbort(splitter.comm));
     if (rank == 0) {
