@@ -109,6 +109,25 @@ static void one_socket_is_enough(int sockets)
     relay_close(relay);
 }
 
+/* Of both ends all sockets: a pair is open with any of them, and lane 0 need not be the first. */
+static void wait_until_up(const struct pair *pair)
+{
+    struct conn *const ends[] = { (struct conn *)pair->send, (struct conn *)pair->recv };
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+
+    for (int i = 0; i < 2; i++) {
+        int up = 0;
+
+        while (up < ends[i]->n_lanes) {
+            pthread_mutex_lock(&ends[i]->lock);
+            up = ends[i]->n_up;
+            pthread_mutex_unlock(&ends[i]->lock);
+            CHECK(!lc_deadline_passed(end));
+            sched_yield();
+        }
+    }
+}
+
 /* Short sends are over before they have come. What a socket loses of them is sent again though the sender, which has
  * nothing left to ask about, calls no more. */
 static void lost_short_messages_need_no_call(void)
@@ -122,6 +141,7 @@ static void lost_short_messages_need_no_call(void)
     static unsigned char from[SIZE];
     static unsigned char to[SIZE];
 
+    wait_until_up(&pair);
     pthread_mutex_lock(&lane->io); /* nobody reads */
     for (int i = 0; i < MESSAGES; i++) {
         struct lc_net_request *send;
@@ -145,13 +165,15 @@ static void lost_short_messages_need_no_call(void)
     pair_close(&pair);
 }
 
-/* With io held. */
+/* With io held. Another lane may be the first to take it. */
 static void say_control(struct lane *lane)
 {
-    pthread_mutex_lock(&lane->conn->lock);
-    lane->conn->dirty = true;
-    pthread_mutex_unlock(&lane->conn->lock);
-    conn_fill_batch(lane);
+    do {
+        pthread_mutex_lock(&lane->conn->lock);
+        lane->conn->dirty = true;
+        pthread_mutex_unlock(&lane->conn->lock);
+        conn_fill_batch(lane);
+    } while (lane->iov_n == 0);
     CHECK(writev(lane->fd, lane->iov, lane->iov_n) > 0);
     lane->iov_n = 0;
     atomic_store(&lane->reading, UINT64_MAX);
@@ -198,6 +220,7 @@ static void end_behind_control_is_seen(void)
     struct lane *far = &((struct conn *)pair.recv)->lanes[0];
     struct lane *lane = &((struct conn *)pair.send)->lanes[0];
 
+    wait_until_up(&pair);
     pthread_mutex_lock(&far->io); /* nobody reads */
     for (unsigned char i = 1; i <= 4; i++)
         send_short(&pair, i);
@@ -236,6 +259,7 @@ static void end_is_seen_beside_a_write(void)
 
     memset(from, 5, sizeof(from));
 
+    wait_until_up(&pair);
     pthread_mutex_lock(&far->io);
     pthread_mutex_lock(&conn->lanes[0].io);
     CHECK(shutdown(far->fd, SHUT_WR) == 0);
@@ -266,18 +290,6 @@ static int count_announced(struct conn *conn, uint64_t *up)
     *up = (uint64_t)conn->n_up;
     pthread_mutex_unlock(&conn->lock);
     return n;
-}
-
-static void wait_until_up(struct lc_net_comm *comm, int sockets)
-{
-    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
-    uint64_t up = 0;
-
-    while (up < (uint64_t)sockets) {
-        (void)count_announced((struct conn *)comm, &up);
-        CHECK(!lc_deadline_passed(end));
-        sched_yield();
-    }
 }
 
 enum {
@@ -337,15 +349,14 @@ static void lose_the_others(struct pair *pair, struct relay *relay)
 }
 
 /* What was lost is known by the answer over the only socket that is left, which the sender's caller reads no more. */
-static void the_last_socket_is_read_without_a_call(int sockets)
+static void the_last_socket_is_read_without_a_call(void)
 {
     struct relay *relay = relay_open((struct harm){ 0 });
     struct pair pair = open_through(relay);
     static unsigned char to[LOST][LOST_BYTES];
     struct lc_net_request *recv[LOST];
 
-    wait_until_up(pair.send, sockets);
-    wait_until_up(pair.recv, sockets);
+    wait_until_up(&pair);
     for (int i = 0; i < LOST; i++) {
         void *at = to[i];
         size_t room = LOST_BYTES;
@@ -382,7 +393,7 @@ int main(int argc, char **argv)
     end_behind_control_is_seen();
     end_is_seen_beside_a_write();
     if (sockets > 1)
-        the_last_socket_is_read_without_a_call(sockets);
+        the_last_socket_is_read_without_a_call();
     if (!quick)
         one_socket_is_enough(sockets);
     random_kills_change_no_byte(quick ? 0 : soak ? 60 : 2);
