@@ -84,7 +84,9 @@ static void add_found(struct text *text, const struct lc_hang *hang)
             "the last one",
             f->top);
     if (f->n_absent)
-        add(text, "; nothing is known of %u ranks that do not run loongcomm", f->n_absent);
+        add(text,
+            "; nothing is known of %u ranks, which do not run loongcomm or left before they had joined",
+            f->n_absent);
 }
 
 const char *lc_watch_verdict(const struct lc_hang *hang, char *out, size_t size)

@@ -151,7 +151,7 @@ enum lc_presence {
     LC_LEFT,    /* it has ended the communicator, or its process, in order */
     LC_LOST,    /* its connection closed without goodbye */
     LC_GAVE_UP, /* it has aborted the communicator */
-    LC_ABSENT,  /* it never came: nothing is known of it */
+    LC_ABSENT,  /* it never came, or left before it had joined: nothing is known of it */
 };
 
 /* A rank that has not arrived. */

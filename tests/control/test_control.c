@@ -678,6 +678,17 @@ static void a_rank_that_lags_is_found_once(uint32_t rank)
     lc_room_release(room);
 }
 
+/* As the arbiter's process, rank 0, sees it. */
+static bool have_joined(uint32_t n)
+{
+    bool joined;
+
+    pthread_mutex_lock(&control.lock);
+    joined = control.hosted && control.hosted->joined == n;
+    pthread_mutex_unlock(&control.lock);
+    return joined;
+}
+
 static void who_differs_left_or_never_came_is_told_apart(uint32_t rank)
 {
     struct lc_room *room;
@@ -687,6 +698,8 @@ static void who_differs_left_or_never_came_is_told_apart(uint32_t rank)
     lc_control_watch(WATCH_S, keep_hang);
     room = join(rank, RANKS);
     call(5);
+    if (rank == 0)
+        WAIT_FOR(have_joined(RANKS - 1)); /* nobody knows of who leaves before */
     meet(0, RANKS - 1);
     if (rank == 2) {
         lc_room_watch(room, &progress); /* for its last words */
