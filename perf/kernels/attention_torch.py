@@ -12,11 +12,11 @@ import argparse
 import importlib.util
 import json
 import pathlib
-import statistics
 import sys
 import time
 
 import torch
+from graphs_torch import capture, measure
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SPEC = importlib.util.spec_from_file_location("attention_example", ROOT / "kernels/examples/attention_torch.py")
@@ -28,44 +28,6 @@ SHAPES = [(1, 2048, 64, 8, 128, True), (1, 8192, 64, 8, 128, True), (1, 4096, 32
           (8, 2048, 16, 16, 64, True), (16, 512, 16, 16, 64, False), (1, 4096, 64, 8, 128, True)]
 SAMPLE_MS = 8
 BACK_ENDS = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}
-
-
-def capture(function):
-    """The function as a graph; it has run before, on another stream, as torch wants it."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            function()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        function()
-    return graph
-
-
-def once(graph, times):
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin.record()
-    for _ in range(times):
-        graph.replay()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / times * 1000
-
-
-def measure(graphs, samples):
-    """Microseconds: the median of each, and the tenth and ninetieth percentile."""
-    times = {name: max(1, int(SAMPLE_MS * 1000 / max(once(graph, 2), 1))) for name, graph in graphs.items()}
-    found = {name: [] for name in graphs}
-    for _ in range(samples):
-        for name, graph in graphs.items():
-            found[name].append(once(graph, times[name]))
-    out = {}
-    for name, values in found.items():
-        deciles = statistics.quantiles(values, n=10)
-        out[name] = (statistics.median(values), deciles[0], deciles[-1])
-    return out
 
 
 class Ours:
@@ -141,7 +103,7 @@ def run_shape(attention, shape, samples):
     ways, results = make_ways(attention, shape, notes)
     worst = largest_difference(results)
     del results
-    timed = {direction: measure({name: capture(getattr(way, direction)) for name, way in ways.items()}, samples)
+    timed = {direction: measure({name: capture(getattr(way, direction)) for name, way in ways.items()}, samples, SAMPLE_MS)
              for direction in ("forward", "both")}
     flops = 4 * sequences * heads * rows * rows * depth / (2 if causal else 1)
     print(f"\n{sequences} x {rows} rows, {heads} / {kv_heads} heads of {depth}, {'causal' if causal else 'whole'}; "

@@ -14,55 +14,17 @@ GPU.
 import argparse
 import json
 import pathlib
-import statistics
 import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "kernels/examples"))
 import blocks_torch as blocks_module  # noqa: E402
 import torch  # noqa: E402
+from graphs_torch import capture, measure  # noqa: E402
 
 # hidden, ffn, columns of the projection, tokens
 SHAPES = [(2048, 5632, 3072, 512), (2048, 5632, 3072, 8192), (4096, 14336, 6144, 512), (4096, 14336, 6144, 8192)]
 SAMPLE_MS = 10
-
-
-def capture(function):
-    """The function as a graph; it has run before, on another stream, as torch wants it."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            function()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        function()
-    return graph
-
-
-def once(graph, times):
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin.record()
-    for _ in range(times):
-        graph.replay()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / times * 1000
-
-
-def measure(graphs, samples):
-    """Microseconds: the median of each, and the tenth and ninetieth percentile."""
-    times = {name: max(1, int(SAMPLE_MS * 1000 / max(once(graph, 3), 1))) for name, graph in graphs.items()}
-    found = {name: [] for name in graphs}
-    for _ in range(samples):
-        for name, graph in graphs.items():
-            found[name].append(once(graph, times[name]))
-    out = {}
-    for name, values in found.items():
-        deciles = statistics.quantiles(values, n=10)
-        out[name] = (statistics.median(values), deciles[0], deciles[-1])
-    return out
 
 
 def kept(forward):
@@ -169,7 +131,7 @@ def run(name, make_ways, blocks, number, args):
     timed = {}
     for direction in ("forward", "both"):
         graphs = {key: capture(getattr(way, direction)) for key, way in ways.items()}
-        timed[direction] = measure(graphs, args.samples)
+        timed[direction] = measure(graphs, args.samples, SAMPLE_MS)
         del graphs
     print(f"\n{name}: hidden {shape[0]}, ffn {shape[1]}, columns {shape[2]}, {shape[3]} tokens; largest difference "
           f"from eager {worst:.1e}; {time.monotonic() - begun:.0f} s")

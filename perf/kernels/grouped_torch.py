@@ -10,11 +10,11 @@ import argparse
 import ctypes
 import json
 import pathlib
-import statistics
 import sys
 import time
 
 import torch
+from graphs_torch import capture, measure
 
 P, F32, INT, U64 = ctypes.c_void_p, ctypes.c_float, ctypes.c_int, ctypes.c_uint64
 BF16, AUTO, NEVER, ALWAYS = 1, 0, 1, 2
@@ -65,29 +65,6 @@ class Library:
         return out
 
 
-def capture(function):
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            function()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        function()
-    return graph
-
-
-def once(graph, times):
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin.record()
-    for _ in range(times):
-        graph.replay()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / times * 1000
-
-
 def draw_counts(experts, tokens):
     """Uneven, with one expert that has none."""
     shares = torch.rand(experts, generator=torch.Generator().manual_seed(7)) + 0.2
@@ -131,13 +108,7 @@ def run_shape(library, shape, samples):
         except RuntimeError as reason:
             good &= name.startswith("torch")
             print(f"{'' if name.startswith('torch') else 'FAILED: '}{name}: {str(reason).splitlines()[0]}")
-    found = {name: [] for name in graphs}
-    times = {name: max(1, int(SAMPLE_MS * 1000 / max(once(graph, 2), 1))) for name, graph in graphs.items()}
-    for _ in range(samples):
-        for name, graph in graphs.items():
-            found[name].append(once(graph, times[name]))
-    for name, values in found.items():
-        us = statistics.median(values)
+    for name, (us, _, _) in measure(graphs, samples, SAMPLE_MS).items():
         print(f"{name:16} {us:9.1f} us, {flops / us / 1e6:6.0f} TFLOP/s", flush=True)
         rows.append({"op": "groups", "variant": name, "experts": shape[0], "tokens": shape[1], "hidden": shape[2],
                      "columns": shape[3], "median_us": us})

@@ -173,38 +173,15 @@ static void plugin_set_port(struct lc_bnet_handle *handle, uint16_t port)
     memcpy(handle->bytes, &h, sizeof(h));
 }
 
-const struct lc_bnet_way lc_bnet_way_plugin = {
-    .name = "loongcomm",
-    .init = plugin_init,
-    .fini = plugin_fini,
-    .listen = plugin_listen,
-    .connect = plugin_connect,
-    .accept = plugin_accept,
-    .reg = plugin_reg,
-    .dereg = plugin_dereg,
-    .isend = plugin_isend,
-    .irecv = plugin_irecv,
-    .test = plugin_test,
-    .close_send = plugin_close_send,
-    .close_recv = plugin_close_recv,
-    .close_listen = plugin_close_listen,
-    .get_port = plugin_get_port,
-    .set_port = plugin_set_port,
-};
+#define CALLS                                                                                     \
+    .init = plugin_init, .fini = plugin_fini, .listen = plugin_listen, .connect = plugin_connect, \
+    .accept = plugin_accept, .reg = plugin_reg, .dereg = plugin_dereg, .isend = plugin_isend,     \
+    .irecv = plugin_irecv, .test = plugin_test, .close_send = plugin_close_send,                  \
+    .close_recv = plugin_close_recv, .close_listen = plugin_close_listen
 
-const struct lc_bnet_way lc_bnet_way_peer = {
-    .name = "peer",
-    .init = plugin_init,
-    .fini = plugin_fini,
-    .listen = plugin_listen,
-    .connect = plugin_connect,
-    .accept = plugin_accept,
-    .reg = plugin_reg,
-    .dereg = plugin_dereg,
-    .isend = plugin_isend,
-    .irecv = plugin_irecv,
-    .test = plugin_test,
-    .close_send = plugin_close_send,
-    .close_recv = plugin_close_recv,
-    .close_listen = plugin_close_listen,
-};
+const struct lc_bnet_way lc_bnet_way_plugin = { .name = "loongcomm",
+                                                CALLS,
+                                                .get_port = plugin_get_port,
+                                                .set_port = plugin_set_port };
+
+const struct lc_bnet_way lc_bnet_way_peer = { .name = "peer", CALLS };
