@@ -53,6 +53,7 @@ grows="LOONGCOMM_STAGING_START=1m LOONGCOMM_STAGING_WARMUP=8 LOONGCOMM_STAGING_C
 # NAME RANKS PARTS-OF-THE-TIME SETTINGS -- OPTIONS
 parts="plain-2 2 2 -- --comms 2
 plain-8 8 2 -- --comms 4
+bf16-8 8 5 $ours $bf16 -- --comms 4
 data-2 2 4 $ours -- --comms 4 --bytes 24000000
 bf16-4 4 4 $ours $bf16 -- --comms 2
 data-8 8 5 $ours -- --comms 2
@@ -61,8 +62,7 @@ one-slot-4 4 4 $ours $one_slot -- --comms 4
 one-slot-8 8 4 $ours $bf16 $one_slot -- --comms 2
 grows-4 4 4 $ours $grows -- --comms 2 --bytes 32000000
 cast-4 4 3 $ours LOONGCOMM_PEER=off $bf16-accurate -- --comms 2
-one-queue-2 2 3 $ours CUDA_DEVICE_MAX_CONNECTIONS=1 -- --comms 2
-bf16-8 8 5 $ours $bf16 -- --comms 4"
+one-queue-2 2 3 $ours CUDA_DEVICE_MAX_CONNECTIONS=1 -- --comms 2"
 
 ordered=
 seed=${SOAK_SEED:-$(($(date +%s) % 100000 * 10000))}
