@@ -87,34 +87,66 @@ static void drop_case(const struct compute_target *t, struct gemm_case *c)
     workspace_check(t);
 }
 
-static void check_case(const struct compute_target *t, struct lk_blas *blas, struct gemm_case *c)
+/* Values by the type of the factors, that of the result, and by what is added; an array of two: ours, the vendor's. */
+struct sums {
+    struct tally tallies[2][2][4]; /* fp16, into fp32, c + 2 * bias */
+};
+
+static struct tally *tally_of(struct sums *sums, const struct lk_gemm *g, bool vendor)
+{
+    bool adds = g->c && g->beta != 0;
+    struct tally *tally = &sums[vendor].tallies[g->type == LK_FP16][g->out_type == LK_FP32]
+                                               [adds + 2 * (g->bias != NULL)];
+
+    snprintf(tally->name, sizeof(tally->name), "products by %s, %s into %s%s%s",
+             vendor ? "cuBLASLt" : "our own kernel", type_name(g->type), type_name(g->out_type),
+             adds ? ", c" : "", g->bias ? ", bias" : "");
+    return tally;
+}
+
+/* What a failure is to be repeated with. */
+static void print_case(const struct lk_gemm *g)
+{
+    printf(
+        "  that was %llu x %llu x %llu%s%s, alpha %g, beta %g%s, strides %llu %llu %llu, a at %u, d at %u\n",
+        (unsigned long long)g->rows, (unsigned long long)g->columns, (unsigned long long)g->depth,
+        g->a_transposed ? ", a transposed" : "", g->b_transposed ? ", b transposed" : "",
+        (double)g->alpha, (double)g->beta, g->c && g->c == g->d ? ", in place" : "",
+        (unsigned long long)g->a_stride, (unsigned long long)g->b_stride,
+        (unsigned long long)g->d_stride, (unsigned int)((uintptr_t)g->a % 64),
+        (unsigned int)((uintptr_t)g->d % 64));
+}
+
+static void compare(const struct gemm_case *c, const struct dense *before, struct tally *tally,
+                    bool vendor)
 {
     const struct lk_gemm *g = &c->call;
-    struct dense before = dense_of(g->c == g->d ? &c->d : &c->c);
     struct dense a = dense_of(&c->a), b = dense_of(&c->b), bias = dense_of(&c->bias), sum, size;
-    int err = t->lib.lk_gemm_run(blas, g, NULL);
+    bool adds = g->c && g->beta != 0;
+    uint64_t wrong = tally->wrong;
 
-    if (err)
-        fprintf(stderr, "%s\n", t->lib.lk_blas_error());
-    CHECK(err == 0);
-    memory_down(&c->d.memory);
     sum = dense_product(&a, g->a_transposed, &b, g->b_transposed);
     dense_abs(&a);
     dense_abs(&b);
     size = dense_product(&a, g->a_transposed, &b, g->b_transposed);
     for (uint64_t r = 0; r < g->rows; r++) {
         for (uint64_t j = 0; j < g->columns; j++) {
-            double rest = 0, terms = fabs((double)g->alpha) * *dense_at(&size, r, j) + 6;
+            double added = g->bias ? *dense_at(&bias, 0, j) : 0;
+            double first = (double)g->alpha * *dense_at(&sum, r, j) + added;
+            double terms = fabs((double)g->alpha) * *dense_at(&size, r, j) + 6;
+            struct expected expected = { .value = first };
 
-            if (g->c && g->beta != 0)
-                rest += (double)g->beta * *dense_at(&before, r, j);
-            if (g->bias)
-                rest += *dense_at(&bias, 0, j);
-            CHECK(typed_near(&c->d, r, j, (double)g->alpha * *dense_at(&sum, r, j) + rest,
-                             (double)(g->depth + 4) * 0x1p-21 * (terms + fabs(rest))));
+            if (adds)
+                expected.value += (double)g->beta * *dense_at(before, r, j);
+            expected.bound = (double)(g->depth + 4) * 0x1p-21 *
+                             (terms + fabs(expected.value - first + added));
+            if (adds && vendor && g->out_type != LK_FP32)
+                expected.again = fabs(first);
+            tally_value(tally, &c->d, r, j, &expected);
         }
     }
-    dense_free(&before);
+    if (!wrong && tally->wrong)
+        print_case(g);
     dense_free(&a);
     dense_free(&b);
     dense_free(&bias);
@@ -122,7 +154,48 @@ static void check_case(const struct compute_target *t, struct lk_blas *blas, str
     dense_free(&size);
 }
 
-static void products_are_right(const struct compute_target *t, struct lk_blas *blas)
+static void check_case(const struct compute_target *t, struct lk_blas *blas, struct gemm_case *c,
+                       struct sums *sums)
+{
+    const struct lk_gemm *g = &c->call;
+    struct dense old = dense_of(g->c == g->d ? &c->d : &c->c);
+    struct lk_blas_counts before, after;
+    struct tally *tally;
+    int err;
+
+    t->lib.lk_blas_counts(blas, &before);
+    err = t->lib.lk_gemm_run(blas, g, NULL);
+    t->lib.lk_blas_counts(blas, &after);
+    tally = tally_of(sums, g, after.vendor != before.vendor);
+    if (err) {
+        tally->wrong++;
+        printf("FAILED: %s: %s: %s\n", tally->name, t->lib.lk_error_text(err),
+               t->lib.lk_blas_error());
+        print_case(g);
+    }
+    memory_down(&c->d.memory);
+    if (!err)
+        compare(c, &old, tally, after.vendor != before.vendor);
+    dense_free(&old);
+}
+
+/* Both ways, ours and the vendor's. */
+static int end_sums(const struct sums *sums, bool always)
+{
+    int failed = 0;
+
+    for (int vendor = 0; vendor < 2; vendor++)
+        for (int i = 0; i < 16; i++) {
+            const struct tally *tally = &sums[vendor].tallies[i >> 3][i >> 2 & 1][i & 3];
+
+            if (tally->values || tally->wrong)
+                failed += tally_end(tally, always && vendor);
+        }
+    return failed;
+}
+
+static void products_are_right(const struct compute_target *t, struct lk_blas *blas,
+                               struct sums *sums)
 {
     uint64_t state = 71;
 
@@ -136,7 +209,7 @@ static void products_are_right(const struct compute_target *t, struct lk_blas *b
             if (t->small && variant % 7)
                 continue;
             c = make_case(t, blas, &shapes[s], variant, &state);
-            check_case(t, blas, &c);
+            check_case(t, blas, &c, sums);
             drop_case(t, &c);
         }
     }
@@ -151,7 +224,8 @@ static void both_ways_were_taken(const struct compute_target *t, struct lk_blas 
     CHECK(counts.general > 0 && (counts.vendor > 0) == vendor && (counts.plans > 0) == vendor);
 }
 
-static void one_row_may_stand_for_all(const struct compute_target *t, struct lk_blas *blas)
+static void one_row_may_stand_for_all(const struct compute_target *t, struct lk_blas *blas,
+                                      struct sums *sums)
 {
     uint64_t state = 73;
     struct gemm_case c = make_case(t, blas, &shapes[3], 0, &state);
@@ -160,7 +234,7 @@ static void one_row_may_stand_for_all(const struct compute_target *t, struct lk_
     c.a.stride = 0;
     c.call.a_stride = 0;
     t->lib.lk_blas_counts(blas, &before);
-    check_case(t, blas, &c);
+    check_case(t, blas, &c, sums);
     t->lib.lk_blas_counts(blas, &after);
     CHECK(after.general == before.general + 1 && after.vendor == before.vendor);
     drop_case(t, &c);
@@ -220,16 +294,17 @@ static void wrong_arguments_are_named(const struct compute_target *t, struct lk_
     drop_case(t, &c);
 }
 
-static void a_shape_is_planned_once(const struct compute_target *t, struct lk_blas *blas)
+static void a_shape_is_planned_once(const struct compute_target *t, struct lk_blas *blas,
+                                    struct sums *sums)
 {
     uint64_t state = 89;
     struct gemm_case c = make_case(t, blas, &shapes[1], 2, &state);
     struct lk_blas_counts before, after;
     struct lk_gemm_tuned tuned = { .methods = 77 };
 
-    check_case(t, blas, &c);
+    check_case(t, blas, &c, sums);
     t->lib.lk_blas_counts(blas, &before);
-    check_case(t, blas, &c);
+    check_case(t, blas, &c, sums);
     t->lib.lk_blas_counts(blas, &after);
     CHECK(after.plans == before.plans);
     CHECK(after.vendor + after.general == before.vendor + before.general + 1);
@@ -237,37 +312,39 @@ static void a_shape_is_planned_once(const struct compute_target *t, struct lk_bl
     CHECK(!tuned.methods || tuned.chosen_us <= tuned.first_us);
     if (strcmp(t->lib.lk_backend(), "host") == 0 && tuned.methods) /* those of fake/cublaslt.c */
         CHECK(tuned.methods == 3 && tuned.chosen == 1);
-    check_case(t, blas, &c);
+    check_case(t, blas, &c, sums);
     drop_case(t, &c);
 }
 
 static void tuning_while_products_are_made_keeps_them_right(const struct compute_target *t,
-                                                            struct lk_blas *blas)
+                                                            struct lk_blas *blas, struct sums *sums)
 {
     uint64_t state = 91;
     struct gemm_case c = make_case(t, blas, &shapes[4], 2, &state);
     struct lk_blas_counts before, after;
 
     t->lib.lk_blas_tune(blas, 1);
-    check_case(t, blas, &c);
+    check_case(t, blas, &c, sums);
     t->lib.lk_blas_tune(blas, 0);
     t->lib.lk_blas_counts(blas, &before);
-    check_case(t, blas, &c);
+    check_case(t, blas, &c, sums);
     t->lib.lk_blas_counts(blas, &after);
     CHECK(after.plans == before.plans);
     drop_case(t, &c);
 }
 
 /* More shapes than plans are kept; those from the beginning are asked for once more. */
-static void more_shapes_than_plans_are_served(const struct compute_target *t, struct lk_blas *blas)
+static void more_shapes_than_plans_are_served(const struct compute_target *t, struct lk_blas *blas,
+                                              struct sums *sums)
 {
     uint64_t state = 97;
 
     for (uint64_t i = 0; i < LK_BLAS_PLANS + 44; i++) {
-        const struct shape shape = { 1 + i % LK_BLAS_PLANS, 8, 8, 0, 0 };
+        uint64_t n = i % LK_BLAS_PLANS;
+        const struct shape shape = { 1 + n % 64, 6 + n / 64, 2, 0, 0 };
         struct gemm_case c = make_case(t, blas, &shape, 2, &state);
 
-        check_case(t, blas, &c);
+        check_case(t, blas, &c, sums);
         drop_case(t, &c);
     }
 }
@@ -282,29 +359,34 @@ static void a_library_that_is_missing_is_named(const struct compute_target *t)
     CHECK(strstr(t->lib.lk_blas_error(), "/nowhere/libcublasLt.so") != NULL);
 }
 
-void check_gemm(const struct compute_target *t)
+int check_gemm(const struct compute_target *t)
 {
+    bool host = strcmp(t->lib.lk_backend(), "host") == 0;
+    struct sums sums[2];
     struct lk_blas *blas;
+    int failed = 0;
 
     CHECK(t->lib.lk_blas_open(NULL, 2, &blas) == -EINVAL);
     CHECK(t->lib.lk_blas_open(NULL, 0, NULL) == -EINVAL);
     t->lib.lk_blas_close(NULL);
     a_library_that_is_missing_is_named(t);
-    /* under a checker only kernels of our own */
-    for (uint32_t flags = t->small ? LK_BLAS_GENERAL : 0; flags <= LK_BLAS_GENERAL; flags++) {
+    /* under a checker only kernels of our own; in the host library both are the same */
+    for (uint32_t flags = t->small ? LK_BLAS_GENERAL : 0;
+         flags <= (host ? 0U : (uint32_t)LK_BLAS_GENERAL); flags++) {
+        memset(sums, 0, sizeof(sums));
         blas = open_blas(t, flags);
         CHECK(flags == 0 || t->lib.lk_gemm_workspace_bytes(blas) == 0);
-        products_are_right(t, blas);
+        products_are_right(t, blas, sums);
         both_ways_were_taken(t, blas);
-        one_row_may_stand_for_all(t, blas);
+        one_row_may_stand_for_all(t, blas, sums);
         what_is_not_finite_spreads_along_its_row(t, blas);
         wrong_arguments_are_named(t, blas);
-        a_shape_is_planned_once(t, blas);
-        tuning_while_products_are_made_keeps_them_right(t, blas);
+        a_shape_is_planned_once(t, blas, sums);
+        tuning_while_products_are_made_keeps_them_right(t, blas, sums);
         if (!t->small)
-            more_shapes_than_plans_are_served(t, blas);
+            more_shapes_than_plans_are_served(t, blas, sums);
+        failed += end_sums(sums, !host);
         t->lib.lk_blas_close(blas);
-        if (strcmp(t->lib.lk_backend(), "host") == 0)
-            return; /* there both are the same */
     }
+    return failed;
 }

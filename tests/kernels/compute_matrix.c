@@ -58,16 +58,65 @@ double typed_get(const struct typed *typed, uint64_t row, uint64_t column)
     return typed->type == LK_BF16 ? from_bf16(*(uint16_t *)at) : (double)ref_fp16(*(uint16_t *)at);
 }
 
+double typed_bound(enum lk_type type, double want, double bound)
+{
+    if (type == LK_FP32)
+        return bound + 0x1p-23 * fabs(want);
+    if (type == LK_BF16)
+        return bound + 0x1p-8 * (fabs(want) + bound) + 0x1p-134;
+    return bound + 0x1p-11 * (fabs(want) + bound) + 0x1p-25;
+}
+
 bool typed_near(const struct typed *typed, uint64_t row, uint64_t column, double want, double bound)
 {
-    double got = typed_get(typed, row, column);
-
-    if (typed->type == LK_BF16)
-        return near_bf16(got, want, bound);
-    if (typed->type == LK_FP32)
-        return near_float(got, want, bound + 0x1p-23 * fabs(want));
-    return near_float(got, want, bound + 0x1p-11 * (fabs(want) + bound) + 0x1p-25);
+    return near_float(typed_get(typed, row, column), want, typed_bound(typed->type, want, bound));
 }
+
+const char *type_name(enum lk_type type)
+{
+    return type == LK_FP32 ? "fp32" : type == LK_BF16 ? "bf16" : "fp16";
+}
+
+/* ---- tallies ---- */
+
+#define SHOWN 3 /* values of a tally that are printed */
+
+void tally_value(struct tally *tally, const struct typed *got, uint64_t row, uint64_t column,
+                 const struct expected *expected)
+{
+    double value = typed_get(got, row, column), bound = expected->bound, allowed;
+
+    tally->values++;
+    allowed = typed_bound(got->type, expected->value, bound);
+    if (near_float(value, expected->value, allowed))
+        return;
+    if (expected->again > 0) {
+        bound = typed_bound(got->type, expected->again, bound);
+        allowed = typed_bound(got->type, expected->value, bound);
+        if (near_float(value, expected->value, allowed)) {
+            tally->twice++;
+            return;
+        }
+    }
+    if (tally->wrong++ < SHOWN)
+        printf(
+            "FAILED: %s: %llu x %llu %s: [%llu, %llu] is %.9g, not %.9g: off by %.3g, allowed %.3g%s\n",
+            tally->name, (unsigned long long)got->rows, (unsigned long long)got->columns,
+            type_name(got->type), (unsigned long long)row, (unsigned long long)column, value,
+            expected->value, fabs(value - expected->value), allowed,
+            expected->again > 0 ? " if rounded twice" : "");
+}
+
+int tally_end(const struct tally *tally, bool always)
+{
+    if (always || tally->twice || tally->wrong)
+        printf("%s: %s: %llu values, %llu rounded twice, %llu wrong\n",
+               tally->wrong ? "FAILED" : "passed", tally->name, (unsigned long long)tally->values,
+               (unsigned long long)tally->twice, (unsigned long long)tally->wrong);
+    return tally->wrong != 0;
+}
+
+/* ---- in double precision ---- */
 
 struct dense dense_new(uint64_t rows, uint64_t columns)
 {
@@ -127,6 +176,9 @@ void dense_abs(const struct dense *dense)
         dense->values[i] = fabs(dense->values[i]);
 }
 
+/* Of the tests' only thread. */
+static int errors;
+
 void check_error(const char *what, const struct typed *got, const struct dense *want, double most)
 {
     double error = 0, size = 0, few = sqrt((double)(got->rows * got->columns));
@@ -142,9 +194,17 @@ void check_error(const char *what, const struct typed *got, const struct dense *
     }
     error = sqrt(error);
     most *= (1 + 8 / few) * sqrt(size);
-    if (!(error <= most))
-        fprintf(stderr, "%s: error %g, at most %g wanted\n", what, error, most);
-    CHECK(error <= most);
+    if (error <= most)
+        return;
+    printf("FAILED: %s, %llu x %llu %s: error %g, at most %g wanted\n", what,
+           (unsigned long long)got->rows, (unsigned long long)got->columns, type_name(got->type),
+           error, most);
+    errors++;
+}
+
+int matrix_errors(void)
+{
+    return errors;
 }
 
 struct lk_blas *open_blas(const struct compute_target *t, uint32_t flags)

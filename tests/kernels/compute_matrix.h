@@ -23,6 +23,31 @@ double typed_get(const struct typed *typed, uint64_t row, uint64_t column);
 bool typed_near(const struct typed *typed, uint64_t row, uint64_t column, double want,
                 double bound);
 
+/* How far a value may be from what is wanted: rounded to its type, and `bound` besides. */
+double typed_bound(enum lk_type type, double want, double bound);
+
+/* What a value should be. again: the magnitude of what may be rounded to the type of the result before something is added to
+ * it, as loongblocks.h says of sums with c; 0 where nothing may. */
+struct expected {
+    double value, bound, again;
+};
+
+/* Values compared under one name. The first wrong ones are printed, each with what it is and what is allowed. */
+struct tally {
+    char name[120];
+    uint64_t values;
+    uint64_t twice; /* of them only right if they were rounded twice */
+    uint64_t wrong;
+};
+
+void tally_value(struct tally *tally, const struct typed *got, uint64_t row, uint64_t column,
+                 const struct expected *expected);
+
+/* Prints one line if something is wrong, was rounded twice or `always`. 1 if something is wrong. */
+int tally_end(const struct tally *tally, bool always);
+
+const char *type_name(enum lk_type type);
+
 /* In double precision. */
 struct dense {
     uint64_t rows, columns;
@@ -42,8 +67,9 @@ struct dense dense_product(const struct dense *a, bool a_transposed, const struc
 void dense_abs(const struct dense *dense);
 
 /* Root of the sum of squares of the difference, at most that part of what is wanted, and more where there are few elements
- * whose errors could cancel out. */
+ * whose errors could cancel out. What is wrong is printed and counted, so that a run shows all of it. */
 void check_error(const char *what, const struct typed *got, const struct dense *want, double most);
+int matrix_errors(void); /* that check_error() has counted */
 
 /* A library of the target with the given flags; a failure is printed. */
 struct lk_blas *open_blas(const struct compute_target *t, uint32_t flags);

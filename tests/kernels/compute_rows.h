@@ -38,8 +38,9 @@ void check_norm(const struct compute_target *t);
 void check_moe(const struct compute_target *t);
 void check_augment(const struct compute_target *t);
 
-/* Once with the kernel of our own, once as the library does it. */
-void check_gemm(const struct compute_target *t);
+/* Once with the kernel of our own, once as the library does it. Prints what is wrong and goes on; gives how many sorts of
+ * products failed. */
+int check_gemm(const struct compute_target *t);
 void check_fold(const struct compute_target *t);
 void check_mlp(const struct compute_target *t);
 void check_norm_linear(const struct compute_target *t);

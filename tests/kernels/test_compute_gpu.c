@@ -3,7 +3,7 @@
  * The compute kernels on a device: the behaviours of the host library, both libraries' bits where they are to be equal,
  * graphs. Arguments: libloongkernels.so, libloongkernels-host.so, optionally --small.
  */
-#include "tests/kernels/compute_rows.h"
+#include "tests/kernels/compute_matrix.h"
 #include "tests/kernels/device.h"
 
 #include <string.h>
@@ -153,7 +153,7 @@ int main(int argc, char **argv)
                                    .release = free,
                                    .put = host_copy,
                                    .get = host_copy };
-    int err;
+    int err, failed;
 
     CHECK(argc == 3 || argc == 4);
     target.small = argc == 4 && strcmp(argv[3], "--small") == 0;
@@ -169,7 +169,7 @@ int main(int argc, char **argv)
     check_swiglu(&target);
     check_norm(&target);
     check_moe(&target);
-    check_gemm(&target);
+    failed = check_gemm(&target);
     check_fold(&target);
     check_mlp(&target);
     check_norm_linear(&target);
@@ -182,6 +182,9 @@ int main(int argc, char **argv)
         more_than_2_31_elements_are_updated(&target);
     else
         printf("more than 2^31 elements: left out\n");
-    printf("all compute kernels passed on the device\n");
-    return 0;
+    failed += matrix_errors();
+    printf(failed ? "compute kernels on the device: %d failed\n"
+                  : "all compute kernels passed on the device\n",
+           failed);
+    return failed ? 1 : 0;
 }

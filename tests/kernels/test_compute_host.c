@@ -3,7 +3,7 @@
 #include "kernels/compute_augment.h"
 #include "kernels/loongkernels_host.h"
 #include "tests/check.h"
-#include "tests/kernels/compute_rows.h"
+#include "tests/kernels/compute_matrix.h"
 
 #include <string.h>
 #include <sys/mman.h>
@@ -97,10 +97,11 @@ int main(int argc, char **argv)
     CHECK(argc == 2 || (argc == 3 && strcmp(argv[2], "products") == 0));
     compute_open(&target, argv[1]);
     CHECK(strcmp(target.lib.lk_backend(), "host") == 0 && target.lib.lk_compute_load_all() == 0);
-    check_gemm(&target);
+    CHECK(check_gemm(&target) == 0);
     CHECK(check_grouped(&target) == 0);
     check_mlp(&target);
     check_norm_linear(&target);
+    CHECK(matrix_errors() == 0);
     if (argc == 3)
         return 0;
     check_fold(&target);
