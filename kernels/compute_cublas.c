@@ -56,6 +56,20 @@ static int fail_status(const struct lk_cublas *cublas, cublasStatus_t status, co
     return lk_blas_fail(-EIO, "%s: %s", call, cublas->api.cublasGetStatusString(status));
 }
 
+/* By default cuBLAS may add partial sums in the type of the result. */
+static cublasStatus_t open_handle(struct lk_cublas *cublas)
+{
+    cublasStatus_t status = cublas->api.cublasCreate_v2(&cublas->handle);
+
+    if (status != CUBLAS_STATUS_SUCCESS)
+        return status;
+    status = cublas->api.cublasSetMathMode(
+        cublas->handle, CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION);
+    if (status != CUBLAS_STATUS_SUCCESS)
+        cublas->api.cublasDestroy_v2(cublas->handle);
+    return status;
+}
+
 int lk_cublas_open(struct lk_cublas **out)
 {
     struct lk_cublas *cublas = calloc(1, sizeof(*cublas));
@@ -74,7 +88,7 @@ int lk_cublas_open(struct lk_cublas **out)
     err = find_functions(cublas);
     if (err)
         goto close_library;
-    status = cublas->api.cublasCreate_v2(&cublas->handle);
+    status = open_handle(cublas);
     if (status != CUBLAS_STATUS_SUCCESS) {
         err = fail_status(cublas, status, "cublasCreate");
         goto close_library;

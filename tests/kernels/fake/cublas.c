@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What the kernels library uses of cuBLAS, on this processor. A stream takes the workspace away, as it does there; without one,
- * or with arguments that are wrong, products fail. Groups with a product of 48 columns are not supported.
+ * with arguments that are wrong, or while partial sums may be rounded, products fail. Groups with a product of 48 columns are not supported.
  */
 #include "kernels/value_internal.h"
 
@@ -13,7 +13,7 @@ int fake_cublas_live; /* handles that exist */
 int fake_cublas_calls;
 
 /* Of the tests' only thread. */
-static bool has_workspace;
+static bool has_workspace, is_exact;
 
 cublasStatus_t cublasCreate_v2(cublasHandle_t *out)
 {
@@ -38,6 +38,12 @@ cublasStatus_t cublasSetStream_v2(cublasHandle_t handle, cudaStream_t stream)
 cublasStatus_t cublasSetWorkspace_v2(cublasHandle_t handle, void *workspace, size_t bytes)
 {
     has_workspace = workspace && (uintptr_t)workspace % 256 == 0 && bytes;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasSetMathMode(cublasHandle_t handle, cublasMath_t mode)
+{
+    is_exact = (mode & CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION) != 0;
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -99,7 +105,8 @@ cublasStatus_t cublasGemmGroupedBatchedEx(
     const int ldb[], const void *beta, void *const c[], cudaDataType_t c_type, const int ldc[],
     int groups, const int sizes[], cublasComputeType_t compute)
 {
-    if (!has_workspace || a_type != b_type || a_type != c_type || compute != CUBLAS_COMPUTE_32F)
+    if (!has_workspace || !is_exact || a_type != b_type || a_type != c_type ||
+        compute != CUBLAS_COMPUTE_32F)
         return CUBLAS_STATUS_INVALID_VALUE;
     for (int g = 0; g < groups; g++)
         if (m[g] == 48)
