@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the kernels library uses of cuBLASLt and of the runtime's events, on this processor: matrices by columns as the
+ * What the kernels library uses of cuBLASLt, on this processor: matrices by columns as the
  * library has them, every argument checked against what its description said. There are three methods, of which the second
- * one is said to be the fastest; products whose columns are 5 have none.
+ * one is said to be the fastest; products whose columns are 5 have none, nor have batches whose columns are 24. What c is
+ * added to is rounded before, as some of the library's methods do it.
  */
 #include "kernels/value_internal.h"
+#include "tests/kernels/fake/streams.h"
 
 #include <cublasLt.h>
-#include <cuda_runtime_api.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -19,6 +20,8 @@ struct layout {
     cudaDataType type;
     uint64_t rows, columns;
     int64_t ld;
+    int64_t apart;
+    int32_t count;
 };
 
 struct product {
@@ -28,6 +31,7 @@ struct product {
     cublasLtEpilogue_t epilogue;
     const void *bias;
     cudaDataType_t bias_type;
+    int32_t sms;
 };
 
 struct wishes {
@@ -48,9 +52,6 @@ _Static_assert(sizeof(struct layout) <= sizeof(cublasLtMatrixLayoutOpaque_t), "i
 _Static_assert(sizeof(struct product) <= sizeof(cublasLtMatmulDescOpaque_t), "it has to fit");
 _Static_assert(sizeof(struct wishes) <= sizeof(cublasLtMatmulPreferenceOpaque_t), "it has to fit");
 _Static_assert(sizeof(struct method) <= sizeof(cublasLtMatmulAlgo_t), "it has to fit");
-
-/* Of the tests' only thread. */
-static float now_ms;
 
 /* ---- descriptions ---- */
 
@@ -85,11 +86,24 @@ cublasStatus_t cublasLtMatrixLayoutInit_internal(cublasLtMatrixLayout_t out, siz
                                                  cudaDataType type, uint64_t rows, uint64_t cols,
                                                  int64_t ld)
 {
-    const struct layout layout = { type, rows, cols, ld };
+    const struct layout layout = { type, rows, cols, ld, 0, 1 };
 
     if (size != sizeof(*out))
         return CUBLAS_STATUS_INVALID_VALUE;
     memcpy(out, &layout, sizeof(layout));
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
+                                                cublasLtMatrixLayoutAttribute_t attribute,
+                                                const void *value, size_t bytes)
+{
+    if (attribute == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT && bytes == 4)
+        memcpy((char *)layout + offsetof(struct layout, count), value, bytes);
+    else if (attribute == CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET && bytes == 8)
+        memcpy((char *)layout + offsetof(struct layout, apart), value, bytes);
+    else
+        return CUBLAS_STATUS_INVALID_VALUE;
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -114,11 +128,12 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
         cublasLtMatmulDescAttributes_t attribute;
         size_t at, bytes;
     } known[] = {
-        {CUBLASLT_MATMUL_DESC_TRANSA,          offsetof(struct product, transposed),    4},
-        { CUBLASLT_MATMUL_DESC_TRANSB,         offsetof(struct product, transposed[1]), 4},
-        { CUBLASLT_MATMUL_DESC_EPILOGUE,       offsetof(struct product, epilogue),      4},
-        { CUBLASLT_MATMUL_DESC_BIAS_POINTER,   offsetof(struct product, bias),          8},
-        { CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, offsetof(struct product, bias_type),     4},
+        {CUBLASLT_MATMUL_DESC_TRANSA,           offsetof(struct product, transposed),    4},
+        { CUBLASLT_MATMUL_DESC_TRANSB,          offsetof(struct product, transposed[1]), 4},
+        { CUBLASLT_MATMUL_DESC_EPILOGUE,        offsetof(struct product, epilogue),      4},
+        { CUBLASLT_MATMUL_DESC_BIAS_POINTER,    offsetof(struct product, bias),          8},
+        { CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,  offsetof(struct product, bias_type),     4},
+        { CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, offsetof(struct product, sms),           4},
     };
 
     for (size_t i = 0; i < sizeof(known) / sizeof(*known); i++) {
@@ -203,7 +218,7 @@ static bool fits(const struct call *call)
     bool bt = call->product.transposed[1] == CUBLAS_OP_T;
 
     for (int i = 0; i < 4; i++)
-        if (l[i].ld < (int64_t)l[i].rows)
+        if (l[i].ld < (int64_t)l[i].rows || l[i].count != l[0].count || l[i].count < 1)
             return false;
     return call->product.compute == CUBLAS_COMPUTE_32F && call->product.scale == CUDA_R_32F &&
            l[0].type == l[1].type && l[2].type == l[3].type &&
@@ -216,13 +231,14 @@ static bool fits(const struct call *call)
 static uint64_t fingerprint(const struct call *call)
 {
     uint64_t out = call->product.transposed[0] * 3U + call->product.transposed[1] * 7U +
-                   (uint64_t)call->product.epilogue * 1000;
+                   (uint64_t)call->product.epilogue * 1000 + (uint64_t)call->product.sms * 77777;
 
     for (int i = 0; i < 4; i++) {
         const struct layout *l = &call->layouts[i];
 
         out = (out * 1000003 + l->rows) * 1000003 + l->columns;
         out = (out * 1000003 + (uint64_t)l->ld) * 1000003 + l->type;
+        out = (out * 1000003 + (uint64_t)l->apart) * 1000003 + (uint64_t)l->count;
     }
     return out;
 }
@@ -241,7 +257,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     memcpy(&wishes, preference, sizeof(wishes));
     if (!fits(&call) || wishes.reductions != CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)
         return CUBLAS_STATUS_INVALID_VALUE;
-    if (call.layouts[3].rows == 5)
+    if (call.layouts[3].rows == 5 || (call.layouts[3].rows == 24 && call.layouts[3].count > 1))
         return CUBLAS_STATUS_NOT_SUPPORTED;
     *returned = most < METHODS ? most : METHODS;
     memset(results, 0, (size_t)*returned * sizeof(*results));
@@ -257,14 +273,23 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     return CUBLAS_STATUS_SUCCESS;
 }
 
+static float widen(cudaDataType type, uint16_t bits)
+{
+    return type == CUDA_R_16BF ? widen_bf16(bits) : widen_fp16(bits);
+}
+
+static uint16_t narrow(cudaDataType type, float value)
+{
+    return (uint16_t)(type == CUDA_R_16BF ? narrow_bf16(value, 1, 0, 0) : narrow_fp16(value));
+}
+
 static float get(const void *base, const struct layout *layout, uint64_t row, uint64_t column)
 {
     uint64_t at = row + column * (uint64_t)layout->ld;
 
     if (layout->type == CUDA_R_32F)
         return ((const float *)base)[at];
-    return layout->type == CUDA_R_16BF ? widen_bf16(((const uint16_t *)base)[at])
-                                       : widen_fp16(((const uint16_t *)base)[at]);
+    return widen(layout->type, ((const uint16_t *)base)[at]);
 }
 
 static void put(void *base, const struct layout *layout, uint64_t row, uint64_t column, float value)
@@ -274,9 +299,7 @@ static void put(void *base, const struct layout *layout, uint64_t row, uint64_t 
     if (layout->type == CUDA_R_32F)
         ((float *)base)[at] = value;
     else
-        ((uint16_t *)base)[at] = (uint16_t)(layout->type == CUDA_R_16BF
-                                                ? narrow_bf16(value, 1, 0, 0)
-                                                : narrow_fp16(value));
+        ((uint16_t *)base)[at] = narrow(layout->type, value);
 }
 
 /* The sum for one element of d. */
@@ -293,6 +316,33 @@ static float dot(const struct call *call, const void *a, const void *b, uint64_t
     return sum;
 }
 
+/* One of a batch. pointers: to a, b, c, d. */
+static void multiply_one(const struct call *call, float alpha, float beta,
+                         const void *const pointers[3], void *d)
+{
+    const struct layout bias = { .type = call->product.bias_type, .ld = 1 },
+                        *to = &call->layouts[3];
+
+    for (uint64_t column = 0; column < to->columns; column++) {
+        for (uint64_t row = 0; row < to->rows; row++) {
+            float sum = alpha * dot(call, pointers[0], pointers[1], row, column);
+
+            if (call->product.epilogue == CUBLASLT_EPILOGUE_BIAS)
+                sum += get(call->product.bias, &bias, row, 0);
+            if (beta != 0 && to->type != CUDA_R_32F)
+                sum = widen(to->type, narrow(to->type, sum));
+            if (beta != 0)
+                sum += beta * get(pointers[2], &call->layouts[2], row, column);
+            put(d, to, row, column, sum);
+        }
+    }
+}
+
+static const void *of_batch(const void *base, const struct layout *layout, int32_t i)
+{
+    return (const char *)base + i * layout->apart * (layout->type == CUDA_R_32F ? 4 : 2);
+}
+
 /* NOLINTNEXTLINE(readability-function-size): the vendor's parameters */
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha,
                               const void *a, cublasLtMatrixLayout_t a_desc, const void *b,
@@ -303,7 +353,6 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
 {
     struct call call = read_call(desc, a_desc, b_desc, c_desc, d_desc);
     const void *pointers[4] = { a, b, c, d };
-    struct layout bias = { .type = call.product.bias_type, .ld = 1 };
     struct method method;
 
     memcpy(&method, algo, sizeof(method));
@@ -314,59 +363,20 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     for (int i = 0; i < 4; i++)
         if (!pointers[i] || (uintptr_t)pointers[i] % method.alignments[i])
             return CUBLAS_STATUS_INVALID_VALUE;
-    now_ms += method.number == 1 ? 0.1F : 0.2F;
-    for (uint64_t column = 0; column < call.layouts[3].columns; column++) {
-        for (uint64_t row = 0; row < call.layouts[3].rows; row++) {
-            float sum = *(const float *)alpha * dot(&call, a, b, row, column);
+    for (int i = 0; i < 4; i++)
+        for (int32_t j = 1; j < call.layouts[i].count; j++)
+            if ((uintptr_t)of_batch(pointers[i], &call.layouts[i], j) % method.alignments[i])
+                return CUBLAS_STATUS_INVALID_VALUE;
+    if (!fake_launch(stream))
+        return CUBLAS_STATUS_INVALID_VALUE;
+    fake_ms += method.number == 1 ? 0.1F : 0.2F;
+    for (int32_t i = 0; i < call.layouts[3].count; i++) {
+        const void *const its[3] = { of_batch(a, &call.layouts[0], i),
+                                     of_batch(b, &call.layouts[1], i),
+                                     of_batch(c, &call.layouts[2], i) };
 
-            if (*(const float *)beta != 0)
-                sum += *(const float *)beta * get(c, &call.layouts[2], row, column);
-            if (call.product.epilogue == CUBLASLT_EPILOGUE_BIAS)
-                sum += get(call.product.bias, &bias, row, 0);
-            put(d, &call.layouts[3], row, column, sum);
-        }
+        multiply_one(&call, *(const float *)alpha, *(const float *)beta, its,
+                     (void *)of_batch(d, &call.layouts[3], i));
     }
     return CUBLAS_STATUS_SUCCESS;
-}
-
-/* ---- events: they hold the time at which they were recorded ---- */
-
-cudaError_t cudaEventCreate(cudaEvent_t *out)
-{
-    void *event = malloc(sizeof(now_ms));
-
-    *out = event;
-    return event ? cudaSuccess : cudaErrorMemoryAllocation;
-}
-
-cudaError_t cudaEventDestroy(cudaEvent_t event)
-{
-    free(event);
-    return cudaSuccess;
-}
-
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
-{
-    memcpy(event, &now_ms, sizeof(now_ms));
-    return cudaSuccess;
-}
-
-cudaError_t cudaEventSynchronize(cudaEvent_t event)
-{
-    return cudaSuccess;
-}
-
-cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end)
-{
-    float first, last;
-
-    memcpy(&first, begin, sizeof(first));
-    memcpy(&last, end, sizeof(last));
-    *ms = last - first;
-    return cudaSuccess;
-}
-
-const char *cudaGetErrorString(cudaError_t error)
-{
-    return "text of an error";
 }
