@@ -111,6 +111,22 @@ struct lk_cublas_memory {
     size_t bytes;
 };
 
+/* Streams of our own beside the caller's, for products that are made side by side. Everything that is launched on them lies
+ * between lk_forks_begin() and lk_forks_end(), which hold their lock and tie them to the caller's stream by events: so it
+ * is in the caller's order, also in a graph that is being captured. */
+struct lk_forks;
+
+/* Host library: *out is NULL. */
+int lk_forks_open(struct lk_forks **out);
+void lk_forks_close(struct lk_forks *forks);
+uint32_t lk_forks_sms(const struct lk_forks *forks); /* multiprocessors of the device */
+
+/* 0, and lk_forks_end() has to follow whatever happens; an error; or LK_VENDOR_NONE: they are part of a graph that is being
+ * captured from another stream, which keeps them until that capture ends. n: 1 .. LK_GEMM_STREAMS. */
+int lk_forks_begin(struct lk_forks *forks, uint32_t n, void *stream);
+void *lk_forks_stream(const struct lk_forks *forks, uint32_t number, void *stream); /* 0 .. n - 1 */
+int lk_forks_end(struct lk_forks *forks, uint32_t n, void *stream);
+
 struct lk_cublas;
 
 /* Host library: *out is NULL. */

@@ -41,6 +41,36 @@ int lk_cublas_run(struct lk_cublas *cublas, const struct lk_gemm *const *gemms, 
     return LK_VENDOR_NONE;
 }
 
+int lk_forks_open(struct lk_forks **out)
+{
+    *out = NULL;
+    return 0;
+}
+
+void lk_forks_close(struct lk_forks *forks)
+{
+}
+
+uint32_t lk_forks_sms(const struct lk_forks *forks)
+{
+    return 0;
+}
+
+int lk_forks_begin(struct lk_forks *forks, uint32_t n, void *stream)
+{
+    return LK_VENDOR_NONE;
+}
+
+void *lk_forks_stream(const struct lk_forks *forks, uint32_t number, void *stream)
+{
+    return stream;
+}
+
+int lk_forks_end(struct lk_forks *forks, uint32_t n, void *stream)
+{
+    return 0;
+}
+
 int lk_cudnn_open(const char *library, const char *device, struct lk_cudnn **out)
 {
     *out = NULL;

@@ -125,7 +125,8 @@ int lk_gemm_tune(struct lk_blas *blas, const struct lk_gemm *gemm, struct lk_gem
  * and no bias are what it takes. All others, and all if it is missing, are made one by one as by lk_gemm_run(), and counted as
  * such. Bounds as there. */
 
-#define LK_GEMM_GROUP 256 /* products in one launch */
+#define LK_GEMM_GROUP   256 /* products in one launch */
+#define LK_GEMM_STREAMS 8   /* the caller's is one of them */
 
 enum lk_gemm_grouping {
     LK_GROUP_AUTO = 0, /* in groups if a product has below 2^32 operations on average */
