@@ -98,11 +98,17 @@ enum {
 int lk_vendor_open(const char *library, struct lk_vendor **out);
 void lk_vendor_close(struct lk_vendor *vendor);
 
+/* How many products of the same sizes, and how many elements their matrices are apart. */
+struct lk_batch {
+    uint32_t count;
+    int64_t a, b, c, d;
+};
+
 /* 0, LK_VENDOR_NONE or an error. *planned: the library was asked for a method. */
-int lk_vendor_gemm(struct lk_vendor *vendor, const struct lk_gemm *gemm, void *stream,
-                   int *planned);
-int lk_vendor_tune(struct lk_vendor *vendor, const struct lk_gemm *gemm, struct lk_gemm_tuned *out,
-                   void *stream);
+int lk_vendor_gemm(struct lk_vendor *vendor, const struct lk_gemm *gemm,
+                   const struct lk_batch *batch, void *stream, int *planned);
+int lk_vendor_tune(struct lk_vendor *vendor, const struct lk_gemm *gemm,
+                   const struct lk_batch *batch, struct lk_gemm_tuned *out, void *stream);
 
 /* Groups of products, at most LK_GEMM_GROUP. Addresses: of b, of a, of d, LK_GEMM_GROUP apart, in device memory. */
 struct lk_cublas_memory {

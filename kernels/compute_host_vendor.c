@@ -14,13 +14,14 @@ void lk_vendor_close(struct lk_vendor *vendor)
 {
 }
 
-int lk_vendor_gemm(struct lk_vendor *vendor, const struct lk_gemm *gemm, void *stream, int *planned)
+int lk_vendor_gemm(struct lk_vendor *vendor, const struct lk_gemm *gemm,
+                   const struct lk_batch *batch, void *stream, int *planned)
 {
     return LK_VENDOR_NONE;
 }
 
-int lk_vendor_tune(struct lk_vendor *vendor, const struct lk_gemm *gemm, struct lk_gemm_tuned *out,
-                   void *stream)
+int lk_vendor_tune(struct lk_vendor *vendor, const struct lk_gemm *gemm,
+                   const struct lk_batch *batch, struct lk_gemm_tuned *out, void *stream)
 {
     return LK_VENDOR_NONE;
 }

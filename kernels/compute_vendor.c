@@ -38,6 +38,8 @@ struct key {
     uint64_t rows, columns, depth;
     uint64_t a_stride, b_stride, c_stride, d_stride;
     uint64_t workspace_bytes;
+    int64_t apart[4]; /* of a, b, c, d of a batch */
+    uint32_t count, sms;
     uint8_t type, out_type, a_transposed, b_transposed;
     uint8_t adds, in_place, bias;
     uint8_t alignments[4]; /* of a, b, c, d: logarithms */
@@ -46,7 +48,6 @@ struct key {
 
 struct plan {
     struct key key;
-    uint64_t hash;
     bool served; /* else there is no method */
     cublasLtMatmulAlgo_t method;
 };
@@ -57,7 +58,8 @@ struct lk_vendor {
     struct api api;
     cublasLtHandle_t handle;
     pthread_mutex_t lock;
-    struct plan plans[LK_BLAS_PLANS]; /* guarded, as are the two below */
+    struct plan plans[LK_BLAS_PLANS]; /* guarded, as is all below */
+    uint64_t hashes[LK_BLAS_PLANS];   /* theirs: what a search reads */
     uint32_t filled, next;
 };
 
@@ -172,7 +174,21 @@ static bool reads_c(const struct lk_gemm *gemm)
     return gemm->c && gemm->beta != 0;
 }
 
-static void make_key(const struct lk_gemm *g, struct key *key)
+static uint64_t type_bytes(enum lk_type type)
+{
+    return type == LK_FP32 ? 4 : 2;
+}
+
+/* Of all of a batch. */
+static uint8_t alignment_of(const void *pointer, int64_t apart, enum lk_type type)
+{
+    uint8_t base = alignment_log(pointer);
+    uint8_t step = alignment_log((const void *)((uint64_t)apart * type_bytes(type)));
+
+    return step < base ? step : base;
+}
+
+static void make_key(const struct lk_gemm *g, const struct lk_batch *batch, struct key *key)
 {
     memset(key, 0, sizeof(*key));
     key->rows = g->rows;
@@ -190,10 +206,16 @@ static void make_key(const struct lk_gemm *g, struct key *key)
     key->adds = reads_c(g);
     key->in_place = !reads_c(g) || g->c == g->d;
     key->bias = g->bias != NULL;
-    key->alignments[0] = alignment_log(g->a);
-    key->alignments[1] = alignment_log(g->b);
-    key->alignments[2] = alignment_log(reads_c(g) ? g->c : g->d);
-    key->alignments[3] = alignment_log(g->d);
+    key->sms = g->sms;
+    key->count = batch->count;
+    key->apart[0] = batch->a;
+    key->apart[1] = batch->b;
+    key->apart[2] = reads_c(g) ? batch->c : batch->d;
+    key->apart[3] = batch->d;
+    key->alignments[0] = alignment_of(g->a, batch->a, g->type);
+    key->alignments[1] = alignment_of(g->b, batch->b, g->type);
+    key->alignments[2] = alignment_of(reads_c(g) ? g->c : g->d, key->apart[2], g->out_type);
+    key->alignments[3] = alignment_of(g->d, batch->d, g->out_type);
 }
 
 static uint64_t hash_key(const struct key *key)
@@ -238,8 +260,45 @@ static cublasStatus_t describe_bias(const struct lk_vendor *vendor, const struct
     return status;
 }
 
+static cublasStatus_t describe_places(const struct lk_vendor *vendor,
+                                      cublasLtMatrixLayoutOpaque_t *layout, uint32_t count,
+                                      int64_t apart)
+{
+    int32_t its_count = (int32_t)count;
+    cublasStatus_t status = vendor->api.cublasLtMatrixLayoutSetAttribute(
+        layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &its_count, sizeof(its_count));
+
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = vendor->api.cublasLtMatrixLayoutSetAttribute(
+            layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &apart, sizeof(apart));
+    return status;
+}
+
+static cublasStatus_t describe_batch(const struct lk_vendor *vendor, const struct lk_batch *batch,
+                                     bool reads, struct description *out)
+{
+    cublasStatus_t status = describe_places(vendor, &out->a, batch->count, batch->a);
+
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = describe_places(vendor, &out->b, batch->count, batch->b);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = describe_places(vendor, &out->c, batch->count, reads ? batch->c : batch->d);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = describe_places(vendor, &out->d, batch->count, batch->d);
+    return status;
+}
+
+/* For fewer multiprocessors than there are. */
+static cublasStatus_t describe_share(const struct lk_vendor *vendor, uint32_t sms,
+                                     struct description *out)
+{
+    int32_t its_sms = (int32_t)sms;
+
+    return set(vendor, out, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &its_sms, sizeof(its_sms));
+}
+
 static cublasStatus_t describe(const struct lk_vendor *vendor, const struct lk_gemm *g,
-                               struct description *out)
+                               const struct lk_batch *batch, struct description *out)
 {
     cublasOperation_t its_a = g->b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasOperation_t its_b = g->a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -252,6 +311,8 @@ static cublasStatus_t describe(const struct lk_vendor *vendor, const struct lk_g
         status = set(vendor, out, CUBLASLT_MATMUL_DESC_TRANSB, &its_b, sizeof(its_b));
     if (status == CUBLAS_STATUS_SUCCESS && g->bias)
         status = describe_bias(vendor, g, out);
+    if (status == CUBLAS_STATUS_SUCCESS && g->sms)
+        status = describe_share(vendor, g->sms, out);
     if (status == CUBLAS_STATUS_SUCCESS)
         status = describe_matrix(vendor, &out->a, g->type, g->a_transposed ? g->depth : g->rows,
                                  g->a_transposed ? g->rows : g->depth, g->a_stride);
@@ -263,6 +324,8 @@ static cublasStatus_t describe(const struct lk_vendor *vendor, const struct lk_g
                                  reads_c(g) ? g->c_stride : g->d_stride);
     if (status == CUBLAS_STATUS_SUCCESS)
         status = describe_matrix(vendor, &out->d, g->out_type, g->rows, g->columns, g->d_stride);
+    if (status == CUBLAS_STATUS_SUCCESS && batch->count > 1)
+        status = describe_batch(vendor, batch, reads_c(g), out);
     return status;
 }
 
@@ -332,7 +395,7 @@ static struct plan *find_plan(struct lk_vendor *vendor, const struct key *key, u
     for (uint32_t i = 0; i < vendor->filled; i++) {
         struct plan *plan = &vendor->plans[i];
 
-        if (plan->hash == hash && memcmp(&plan->key, key, sizeof(*key)) == 0)
+        if (vendor->hashes[i] == hash && memcmp(&plan->key, key, sizeof(*key)) == 0)
             return plan;
     }
     return NULL;
@@ -353,12 +416,14 @@ static bool recall(struct lk_vendor *vendor, const struct key *key, struct plan 
 /* In the place of the same key, else of the oldest one. */
 static void keep(struct lk_vendor *vendor, const struct plan *plan)
 {
+    uint64_t hash = hash_key(&plan->key);
     struct plan *place;
 
     pthread_mutex_lock(&vendor->lock);
-    place = find_plan(vendor, &plan->key, plan->hash);
+    place = find_plan(vendor, &plan->key, hash);
     if (!place) {
         place = &vendor->plans[vendor->next];
+        vendor->hashes[vendor->next] = hash;
         vendor->next = (vendor->next + 1) % LK_BLAS_PLANS;
         if (vendor->filled < LK_BLAS_PLANS)
             vendor->filled++;
@@ -379,7 +444,7 @@ static int find_method(struct lk_vendor *vendor, struct description *description
     if (err)
         return err;
     *planned = 1;
-    *out = (struct plan){ .key = *key, .hash = hash_key(key), .served = n > 0 };
+    *out = (struct plan){ .key = *key, .served = n > 0 };
     if (n)
         out->method = result.algo;
     keep(vendor, out);
@@ -407,23 +472,24 @@ static int multiply_with(const struct lk_vendor *vendor, const struct lk_gemm *g
                         vendor->api.cublasLtGetStatusString(status));
 }
 
-static int prepare(const struct lk_vendor *vendor, const struct lk_gemm *gemm, struct key *key,
-                   struct description *description)
+static int prepare(const struct lk_vendor *vendor, const struct lk_gemm *gemm,
+                   const struct lk_batch *batch, struct key *key, struct description *description)
 {
-    cublasStatus_t status = describe(vendor, gemm, description);
+    cublasStatus_t status = describe(vendor, gemm, batch, description);
 
-    make_key(gemm, key);
+    make_key(gemm, batch, key);
     return status == CUBLAS_STATUS_SUCCESS
                ? 0
                : fail_status(vendor, status, "the description of a product for cuBLASLt");
 }
 
-int lk_vendor_gemm(struct lk_vendor *vendor, const struct lk_gemm *gemm, void *stream, int *planned)
+int lk_vendor_gemm(struct lk_vendor *vendor, const struct lk_gemm *gemm,
+                   const struct lk_batch *batch, void *stream, int *planned)
 {
     struct description description;
     struct plan plan;
     struct key key;
-    int err = prepare(vendor, gemm, &key, &description);
+    int err = prepare(vendor, gemm, batch, &key, &description);
 
     if (!err)
         err = find_method(vendor, &description, &key, &plan, planned);
@@ -487,13 +553,14 @@ static int measure(const struct lk_vendor *vendor, const struct lk_gemm *gemm,
     return 0;
 }
 
-static int choose(struct lk_vendor *vendor, const struct lk_gemm *gemm, const struct clock *clock,
+static int choose(struct lk_vendor *vendor, const struct lk_gemm *gemm,
+                  const struct lk_batch *batch, const struct clock *clock,
                   struct lk_gemm_tuned *out, void *stream)
 {
     cublasLtMatmulHeuristicResult_t results[MAX_METHODS];
     struct description description;
     struct plan plan = { .served = false };
-    int n = 0, err = prepare(vendor, gemm, &plan.key, &description);
+    int n = 0, err = prepare(vendor, gemm, batch, &plan.key, &description);
 
     if (!err)
         err = ask(vendor, &description, &plan.key, MAX_METHODS, results, &n);
@@ -518,13 +585,12 @@ static int choose(struct lk_vendor *vendor, const struct lk_gemm *gemm, const st
     }
     if (err || !plan.served)
         return err ? err : LK_VENDOR_NONE;
-    plan.hash = hash_key(&plan.key);
     keep(vendor, &plan);
     return 0;
 }
 
-int lk_vendor_tune(struct lk_vendor *vendor, const struct lk_gemm *gemm, struct lk_gemm_tuned *out,
-                   void *stream)
+int lk_vendor_tune(struct lk_vendor *vendor, const struct lk_gemm *gemm,
+                   const struct lk_batch *batch, struct lk_gemm_tuned *out, void *stream)
 {
     struct clock clock = { NULL, NULL };
     cudaError_t error = cudaEventCreate(&clock.begin);
@@ -533,7 +599,7 @@ int lk_vendor_tune(struct lk_vendor *vendor, const struct lk_gemm *gemm, struct 
     if (error == cudaSuccess)
         error = cudaEventCreate(&clock.end);
     err = error == cudaSuccess
-              ? choose(vendor, gemm, &clock, out, stream)
+              ? choose(vendor, gemm, batch, &clock, out, stream)
               : lk_blas_fail((int)error, "lk_gemm_tune: %s", cudaGetErrorString(error));
     if (clock.end)
         cudaEventDestroy(clock.end);
@@ -553,13 +619,14 @@ void lk_vendor_close(struct lk_vendor *vendor)
 {
 }
 
-int lk_vendor_gemm(struct lk_vendor *vendor, const struct lk_gemm *gemm, void *stream, int *planned)
+int lk_vendor_gemm(struct lk_vendor *vendor, const struct lk_gemm *gemm,
+                   const struct lk_batch *batch, void *stream, int *planned)
 {
     return LK_VENDOR_NONE;
 }
 
-int lk_vendor_tune(struct lk_vendor *vendor, const struct lk_gemm *gemm, struct lk_gemm_tuned *out,
-                   void *stream)
+int lk_vendor_tune(struct lk_vendor *vendor, const struct lk_gemm *gemm,
+                   const struct lk_batch *batch, struct lk_gemm_tuned *out, void *stream)
 {
     return LK_VENDOR_NONE;
 }

@@ -30,7 +30,7 @@ extern "C" {
 
 /* ---- the vendor's library ---- */
 
-#define LK_BLAS_PLANS 256
+#define LK_BLAS_PLANS 1024
 
 enum lk_blas_flags {
     LK_BLAS_GENERAL = 1, /* do without the vendor's library: only the kernel of our own */
@@ -43,7 +43,9 @@ struct lk_blas_counts {
     uint64_t
         general; /* products of the kernel of our own, where cuBLASLt was not asked or had no method */
     uint64_t plans;   /* times that cuBLASLt was asked for a method */
-    uint64_t grouped; /* products that cuBLAS made in groups */
+    uint64_t grouped; /* products that cuBLAS made in groups; the two below are among `vendor` */
+    uint64_t batched; /* products that cuBLASLt made in batches */
+    uint64_t spread;  /* products that were made side by side on several streams */
 };
 
 /* For the current device. library: path of libcublasLt, NULL for the one that the process has or the loader finds. One
@@ -93,6 +95,8 @@ struct lk_gemm {
     uint64_t d_stride;
     void *workspace;
     size_t workspace_bytes; /* any; lk_gemm_workspace_bytes() is enough for every method */
+    uint32_t
+        sms; /* multiprocessors that the method is chosen for, where others have work at the same time; 0: all */
 };
 
 size_t lk_gemm_workspace_bytes(const struct lk_blas *blas);
@@ -120,18 +124,32 @@ int lk_gemm_tune(struct lk_blas *blas, const struct lk_gemm *gemm, struct lk_gem
  * Sizes of 0 are as in lk_gemm: without rows or columns there is nothing to do, with depth 0 (the gradient of an expert's
  * weights, if it had no tokens) d = beta * c. Pointers of what is empty may be NULL.
  *
- * cuBLAS makes a group in one launch if that is asked for or products are small; it is opened when it is needed first, which
- * is not within a captured graph. Bases aligned to 16 bytes, strides that are multiples of 8, one type for all, c NULL or d,
- * and no bias are what it takes. All others, and all if it is missing, are made one by one as by lk_gemm_run(), and counted as
- * such. Bounds as there. */
+ * How they are made:
+ *     batched    cuBLASLt makes all in one launch. All have the same sizes, types, strides, alpha and beta, no bias, and
+ *                each matrix lies as far behind the last one of its kind as that behind the one before: with a capacity
+ *                that is so.
+ *     streams    one by one, but on several streams of the struct lk_blas, which are tied to the caller's by events: what
+ *                one leaves of the device another one uses. In the caller's order, and in a graph that is captured from
+ *                the caller's stream. Each stream has its part of the workspace.
+ *     grouped    cuBLAS makes up to LK_GEMM_GROUP in one launch. It is opened when it is needed first, which is not within
+ *                a captured graph. Bases aligned to 16 bytes, strides that are multiples of 8, one type for all, c NULL or
+ *                d, and no bias are what it takes; others are made one by one.
+ *     in a row   as by lk_gemm_run().
+ * What cannot be made in the way that is asked for is made in a row and counted as such; so is everything in the host
+ * library, and what would be on several streams while these belong to a graph that is being captured from a stream other
+ * than the caller's. Bounds as in lk_gemm, in each of these ways; bits depend on the way but are the same each time. */
 
-#define LK_GEMM_GROUP   256 /* products in one launch */
+#define LK_GEMM_GROUP   256 /* products in one launch of cuBLAS */
 #define LK_GEMM_STREAMS 8   /* the caller's is one of them */
 
 enum lk_gemm_grouping {
-    LK_GROUP_AUTO = 0, /* in groups if a product has below 2^32 operations on average */
-    LK_GROUP_NEVER = 1,
-    LK_GROUP_ALWAYS = 2, /* as far as cuBLAS takes them; without cuBLAS -ENOSYS */
+    /* batched if they can be; grouped if products have below 2^30 operations on average, which is what a launch is worth;
+     * else on as many streams as it takes to give every multiprocessor 128 x 256 elements of a result: 1 is in a row */
+    LK_GROUP_AUTO = 0,
+    LK_GROUP_NEVER = 1,  /* in a row */
+    LK_GROUP_ALWAYS = 2, /* grouped; without cuBLAS -ENOSYS */
+    LK_GROUP_STREAMS = 3,
+    LK_GROUP_BATCHED = 4,
 };
 
 struct lk_gemm_groups {
@@ -139,7 +157,9 @@ struct lk_gemm_groups {
         gemms; /* host memory; their workspaces are not used. None may write what another one touches */
     uint32_t count;
     enum lk_gemm_grouping grouping;
-    void *workspace; /* lk_gemm_groups_workspace_bytes(), aligned to 256 bytes */
+    void *workspace;  /* lk_gemm_groups_workspace_bytes(), aligned to 256 bytes */
+    uint32_t streams; /* at most, of LK_GROUP_STREAMS; 0: chosen as LK_GROUP_AUTO does */
+    uint32_t sms;     /* of each product on a stream or of a batch that says 0 itself */
 };
 
 size_t lk_gemm_groups_workspace_bytes(const struct lk_blas *blas);

@@ -29,7 +29,8 @@ class Saved(ctypes.Structure):
 
 
 class Counts(ctypes.Structure):
-    _fields_ = [("vendor", COUNT), ("general", COUNT), ("plans", COUNT), ("grouped", COUNT)]
+    _fields_ = [("vendor", COUNT), ("general", COUNT), ("plans", COUNT), ("grouped", COUNT), ("batched", COUNT),
+                ("spread", COUNT)]
 
 
 class Mlp(ctypes.Structure):
