@@ -94,6 +94,130 @@ static int a_graph_replays_attention(const struct compute_target *t)
     return failed;
 }
 
+/* Products of experts with 8, 16, 24 ... tokens, side by side. */
+enum {
+    EXPERTS = 12,
+    TOKENS = 8 * EXPERTS * (EXPERTS + 1) / 2,
+    HIDDEN = 256,
+    FFN = 320
+};
+
+struct products {
+    const struct compute_target *t;
+    struct lk_blas *blas;
+    uint16_t *x, *weights, *out;
+    void *workspace;
+};
+
+static void *random_matrix(size_t count, uint64_t seed)
+{
+    uint16_t *near = malloc(count * 2), *far = device_alloc(count * 2);
+
+    CHECK(near);
+    for (size_t i = 0; i < count; i++)
+        near[i] = to_bf16(random_unit(&seed));
+    device_put(far, near, count * 2);
+    free(near);
+    return far;
+}
+
+static int run_products(const struct products *p, enum lk_gemm_grouping way, cudaStream_t stream)
+{
+    struct lk_gemm gemms[EXPERTS];
+    struct lk_gemm_groups groups = { .gemms = gemms,
+                                     .count = EXPERTS,
+                                     .grouping = way,
+                                     .streams = way == LK_GROUP_STREAMS ? 5 : 0,
+                                     .workspace = p->workspace };
+    size_t first = 0;
+
+    for (size_t e = 0; e < EXPERTS; e++) {
+        gemms[e] = (struct lk_gemm){ .rows = 8 * (e + 1),
+                                     .columns = FFN,
+                                     .depth = HIDDEN,
+                                     .type = LK_BF16,
+                                     .out_type = LK_BF16,
+                                     .a = p->x + first * HIDDEN,
+                                     .b = p->weights + e * FFN * HIDDEN,
+                                     .a_stride = HIDDEN,
+                                     .b_stride = HIDDEN,
+                                     .b_transposed = 1,
+                                     .alpha = 1,
+                                     .d = p->out + first * FFN,
+                                     .d_stride = FFN };
+        first += gemms[e].rows;
+    }
+    return p->t->lib.lk_gemm_groups_run(p->blas, &groups, stream);
+}
+
+static void clear(void *far, size_t bytes)
+{
+    CUDA(cudaMemset(far, 0, bytes));
+    CUDA(cudaDeviceSynchronize());
+}
+
+/* The results of one way: at once, by a graph, and at once on another stream while that graph is captured. */
+static int check_products(const struct products *p, enum lk_gemm_grouping way,
+                          cudaStream_t streams[2])
+{
+    static uint16_t eager[TOKENS * FFN], beside[TOKENS * FFN], replayed[TOKENS * FFN];
+    int errs[3], failed;
+    cudaGraphExec_t exec;
+    cudaGraph_t graph;
+
+    clear(p->out, sizeof(eager));
+    errs[0] = run_products(p, way, streams[0]);
+    device_get(eager, p->out, sizeof(eager));
+    clear(p->out, sizeof(eager));
+    CUDA(cudaStreamBeginCapture(streams[0], cudaStreamCaptureModeThreadLocal));
+    errs[1] = run_products(p, way, streams[0]);
+    errs[2] = run_products(p, way, streams[1]);
+    CUDA(cudaStreamEndCapture(streams[0], &graph));
+    device_get(beside, p->out, sizeof(beside));
+    clear(p->out, sizeof(eager));
+    CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    CUDA(cudaGraphLaunch(exec, streams[0]));
+    device_get(replayed, p->out, sizeof(replayed));
+    CUDA(cudaGraphExecDestroy(exec));
+    CUDA(cudaGraphDestroy(graph));
+    failed = errs[0] || errs[1] || errs[2] || memcmp(eager, replayed, sizeof(eager)) != 0 ||
+             memcmp(eager, beside, sizeof(eager)) != 0;
+    printf(
+        "%s: a graph replays groups, way %d: errors %d %d %d%s%s, the same bits: %d by the graph, %d beside it\n",
+        failed ? "FAILED" : "passed", (int)way, errs[0], errs[1], errs[2], failed ? ": " : "",
+        failed ? p->t->lib.lk_blas_error() : "", memcmp(eager, replayed, sizeof(eager)) == 0,
+        memcmp(eager, beside, sizeof(eager)) == 0);
+    return failed;
+}
+
+static int a_graph_replays_groups(const struct compute_target *t)
+{
+    struct products p = { .t = t,
+                          .x = random_matrix((size_t)TOKENS * HIDDEN, 3),
+                          .weights = random_matrix((size_t)EXPERTS * FFN * HIDDEN, 5),
+                          .out = device_alloc((size_t)TOKENS * FFN * 2) };
+    cudaStream_t streams[2];
+    int failed = 0;
+
+    if (t->lib.lk_blas_open(NULL, 0, &p.blas)) {
+        printf("FAILED: a graph of groups: %s\n", t->lib.lk_blas_error());
+        return 1;
+    }
+    p.workspace = device_alloc(t->lib.lk_gemm_groups_workspace_bytes(p.blas));
+    for (int i = 0; i < 2; i++)
+        CUDA(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking));
+    failed += check_products(&p, LK_GROUP_NEVER, streams);
+    failed += check_products(&p, LK_GROUP_STREAMS, streams);
+    for (int i = 0; i < 2; i++)
+        CUDA(cudaStreamDestroy(streams[i]));
+    t->lib.lk_blas_close(p.blas);
+    device_release(p.workspace);
+    device_release(p.out);
+    device_release(p.weights);
+    device_release(p.x);
+    return failed;
+}
+
 int main(int argc, char **argv)
 {
     struct compute_target target = { .alloc = device_alloc,
@@ -113,6 +237,8 @@ int main(int argc, char **argv)
         failed += check_grouped(&target);
     if (!target.small)
         failed += a_graph_replays_attention(&target);
+    if (!target.small)
+        failed += a_graph_replays_groups(&target);
     printf("attention and groups on the device: %d failed\n", failed);
     return failed ? 1 : 0;
 }
