@@ -1,15 +1,19 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""blocks_torch.py LIBRARY [--compile MODE] [--shapes N,...] [--seconds N] [--samples N] [--untuned]
+"""blocks_torch.py LIBRARY [--compile MODE] [--shapes N,...] [--seconds N] [--samples N] [--untuned] [--json FILE]
 
 The perceptron and the projection of loongblocks.h beside torch, eager and compiled, on a GPU: bf16, four shapes each.
 Each way is captured as a graph (so the times are the device's), the graphs are replayed in turn, medians count. Backward is
 forward and backward together less forward. Beside them the matrix products alone, by torch. Memory: what forward leaves for
 backward beside input, weights and result.
 
-MODE: max-autotune-no-cudagraphs (several minutes to compile), default (about a minute), none. Shapes are numbers from 0. No
-shape is begun after --seconds. Prints a table, then one JSON line per row. Ends with 1 if a result is wrong, 77 without a
-GPU.
+Verdicts: of each of our ways, torch's time over ours, for torch the faster one of eager and compiled in each direction; the
+same of what is left when the products' time is taken off (>: nothing measurable is left of ours); memory kept as a part of
+what eager keeps.
+
+MODE: max-autotune-no-cudagraphs (several minutes to compile), default (about a minute), none. Shapes are numbers from 0,
+each compiled for itself. No shape is begun after --seconds. Prints tables, verdicts, and one JSON line per row, all of it
+to FILE as well. Ends with 1 if a result is wrong, 77 without a GPU.
 """
 import argparse
 import json
@@ -55,6 +59,12 @@ def by_torch(function, inputs, dout):
     return Way(lambda: function(*inputs), lambda out: torch.autograd.grad(out, inputs, dout))
 
 
+def compile_alone(function, mode):
+    """For one shape: of several torch would make one for all."""
+    torch._dynamo.reset()
+    return torch.compile(function, mode=mode, dynamic=False)
+
+
 def mlp_ways(blocks, shape, compiled):
     hidden, ffn, _, tokens = shape
     make = blocks_module.make
@@ -72,7 +82,7 @@ def mlp_ways(blocks, shape, compiled):
     ways = {"folded": ours(folded), "weighted": ours(raw[1], raw[3]),
             "eager": by_torch(blocks_module.torch_mlp, weights, dout)}
     if compiled:
-        ways["compiled"] = by_torch(torch.compile(blocks_module.torch_mlp, mode=compiled), weights, dout)
+        ways["compiled"] = by_torch(compile_alone(blocks_module.torch_mlp, compiled), weights, dout)
     h, z = torch.randn(tokens, ffn, device="cuda", dtype=torch.bfloat16), torch.randn(
         tokens, 2 * ffn, device="cuda", dtype=torch.bfloat16)
     products = Way(lambda: (raw[0] @ raw[1].t(), h @ raw[2].t()),
@@ -85,7 +95,7 @@ def projection_ways(blocks, shape, compiled):
     make, norm = blocks_module.make, blocks_module.LAYER_NORM
     inputs = [make("cuda", tokens, hidden), make("cuda", columns, hidden, size=hidden ** -0.5), make("cuda", hidden),
               make("cuda", hidden), make("cuda", columns)]
-    x, weight, gamma, beta, bias = raw = [t.detach() for t in inputs]
+    x, weight, gamma, beta, bias = [t.detach() for t in inputs]
     dout = torch.randn(tokens, columns, device="cuda", dtype=torch.bfloat16)
 
     def function(*a):
@@ -99,7 +109,7 @@ def projection_ways(blocks, shape, compiled):
     if tokens > 2048:
         ways["chunks"] = ours(2048)
     if compiled:
-        ways["compiled"] = by_torch(torch.compile(function, mode=compiled), inputs, dout)
+        ways["compiled"] = by_torch(compile_alone(function, compiled), inputs, dout)
     products = Way(lambda: torch.addmm(bias, x, weight.t()), lambda _: (dout @ weight, dout.t() @ x))
     return ways, products, 2 * tokens * hidden * columns
 
@@ -113,6 +123,37 @@ def check(ways):
     want = flat(ways["eager"])
     worst = max(blocks_module.error(got, w) for way in ways.values() for got, w in zip(flat(way), want))
     return worst
+
+
+def ratio(theirs, ours):
+    """Of what is left beside the products. Below a tenth of a microsecond is nothing."""
+    return theirs / ours if ours > 0.1 else None
+
+
+def judge(rows):
+    """Our ways against the best of torch, of one block and shape."""
+    ways = {row["way"]: row for row in rows}
+    theirs = [ways.pop(name) for name in ("eager", "compiled") if name in ways]
+    ways.pop("products")
+    best = {key: min(row[key] for row in theirs) for key in
+            ("forward_us", "backward_us", "both_us", "rest_forward_us", "rest_backward_us", "rest_both_us")}
+    found = []
+    for name, row in ways.items():
+        verdict = {key: row[key] for key in ("block", "way", "hidden", "ffn", "columns", "tokens")}
+        for key, value in best.items():
+            verdict[key.replace("_us", "_ratio")] = ratio(value, row[key])
+        verdict["kept_share"] = row["kept_bytes"] / theirs[0]["kept_bytes"]
+        found.append(verdict)
+    return found
+
+
+def show(verdict):
+    def text(key):
+        value = verdict[key + "_ratio"]
+        return f"{value:5.2f}" if value is not None else "    >"
+    print(f"{verdict['block']:10} {verdict['hidden']:5} x {verdict['tokens']:5} {verdict['way']:9} "
+          f"forward {text('forward')}, backward {text('backward')}, both {text('both')}; without products "
+          f"{text('rest_forward')}, {text('rest_backward')}, {text('rest_both')}; kept {verdict['kept_share']:4.0%}")
 
 
 def run(name, make_ways, blocks, number, args):
@@ -145,8 +186,11 @@ def run(name, make_ways, blocks, number, args):
               f"{rest[0]:7.1f} {rest[1]:7.1f}us {memory.get(key, 0) / 2**20:6.1f}MB", flush=True)
         rows.append({"block": name, "way": key, "hidden": shape[0], "ffn": shape[1], "columns": shape[2],
                      "tokens": shape[3], "forward_us": forward, "forward_p10_us": low, "forward_p90_us": high,
-                     "backward_us": both - forward, "rest_forward_us": rest[0], "rest_backward_us": rest[1],
-                     "kept_bytes": memory.get(key), "difference": worst})
+                     "backward_us": both - forward, "both_us": both, "rest_forward_us": rest[0],
+                     "rest_backward_us": rest[1], "rest_both_us": rest[0] + rest[1], "kept_bytes": memory.get(key),
+                     "difference": worst})
+    if worst >= 0.02:
+        print(f"FAILED: {name}, shape {number}: results differ by {worst:.1e}")
     return rows, worst < 0.02
 
 
@@ -156,8 +200,9 @@ def main():
     parser.add_argument("--compile", default="default")
     parser.add_argument("--shapes", default="0,1,2,3")
     parser.add_argument("--seconds", type=float, default=500)
-    parser.add_argument("--samples", type=int, default=20)
+    parser.add_argument("--samples", type=int, default=15)
     parser.add_argument("--untuned", action="store_true")
+    parser.add_argument("--json")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         print("skipped: no GPU")
@@ -165,20 +210,32 @@ def main():
     begun = time.monotonic()
     blocks = blocks_module.Blocks(args.library)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, compiled: {args.compile}")
-    rows, good = [], True
+    rows, verdicts, good = [], [], True
     for number in (int(n) for n in args.shapes.split(",")):
         for name, make_ways in (("mlp", mlp_ways), ("projection", projection_ways)):
             if time.monotonic() - begun > args.seconds:
                 print(f"left out: {name}, shape {number}")
                 continue
-            found, right = run(name, make_ways, blocks, number, args)
+            try:
+                found, right = run(name, make_ways, blocks, number, args)
+            except RuntimeError as reason:
+                print(f"FAILED: {name}, shape {number}: {str(reason).splitlines()[0]}")
+                found, right = [], False
             rows += found
+            verdicts += judge(found) if found else []
             good &= right
             torch.cuda.empty_cache()
+    print(f"\n{time.monotonic() - begun:.0f} s; torch's time over ours")
+    for verdict in verdicts:
+        show(verdict)
     counts = blocks.counts()
     print(f"{counts.vendor} products by cuBLASLt, {counts.general} by the general kernel, {counts.plans} plans")
     for row in rows:
         print(json.dumps(row))
+    if args.json:
+        machine = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+        written = {"machine": machine, "compiled": args.compile, "rows": rows, "verdicts": verdicts}
+        pathlib.Path(args.json).write_text(json.dumps(written, indent=1) + "\n")
     return 0 if good else 1
 
 
