@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 library, listing = sys.argv[1:]
-names = {"NET": "ncclNetPlugin_v", "TUNER": "ncclTunerPlugin_v"}
+names = {"NET": "ncclNetPlugin_v", "TUNER": "ncclTunerPlugin_v", "MEASURE": "loongcomm_measure_v"}
 wanted = {names[kind] + n: "D" for kind, n in re.findall(r"^LC_(\w+)_VERSION\((\d+)\)", open(listing).read(), re.M)}
 lines = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True).stdout
 found = {name: kind for _, kind, name in (line.split() for line in lines.splitlines())}
