@@ -168,12 +168,38 @@ static int quit_sets(struct lc_bench *bench)
     return err;
 }
 
-static int make_room(struct lc_bench *bench)
+int lc_bench_begin(struct lc_bench *bench)
 {
+    const struct lc_bench_options *options = bench->options;
+    int err;
+
+    if (open_bootstrap(bench))
+        return -EIO;
+    err = lc_bench_probe(options->timeout_s, &bench->machine);
+    if (!err)
+        err = choose_ranks(bench);
+    if (err)
+        return err;
+    bench->rotate = options->rotate;
+    if (options->rotate == SIZE_MAX)
+        bench->rotate = bench->machine.rig ? 0 : 2 * bench->machine.l2_bytes;
+    bench->nodes = count_nodes(bench);
+    warn_without_mps(bench);
     bench->replies = calloc((size_t)bench->ranks, sizeof(*bench->replies));
     bench->gathered = calloc((size_t)bench->boot.size * LC_BENCH_MAX_ITERS,
                              sizeof(*bench->gathered));
     return bench->replies && bench->gathered ? 0 : -ENOMEM;
+}
+
+int lc_bench_end(struct lc_bench *bench, int err)
+{
+    free(bench->replies);
+    free(bench->gathered);
+    if (bench->boot.ops && err)
+        bench->boot.ops->abort(&bench->boot);
+    else if (bench->boot.ops)
+        bench->boot.ops->close(&bench->boot);
+    return err == -EINVAL ? EXIT_USAGE : err ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 
 static int measure_all(struct lc_bench *bench, int argc, char **argv)
@@ -181,10 +207,8 @@ static int measure_all(struct lc_bench *bench, int argc, char **argv)
     struct lc_bench_output *output = NULL;
     struct lc_bench_case *cases = NULL;
     int count = lc_bench_cases(bench->options, bench->ranks, &cases);
-    int err = count < 0 ? count : make_room(bench);
+    int err = count < 0 ? count : open_sets(bench);
 
-    if (!err)
-        err = open_sets(bench);
     if (!err && bench->boot.rank == 0)
         err = lc_bench_output_open(bench, argc, argv, &output);
     if (!err)
@@ -199,8 +223,6 @@ static int measure_all(struct lc_bench *bench, int argc, char **argv)
         err = err ? err : close_err;
     }
     free(cases);
-    free(bench->replies);
-    free(bench->gathered);
     return err;
 }
 
@@ -215,25 +237,10 @@ static int bench_main(int argc, char **argv)
         return EXIT_USAGE;
     if (options.variants[LC_BENCH_OURS] && !options.no_preload && find_library(&options, library))
         return EXIT_USAGE;
-    if (open_bootstrap(&bench))
-        return EXIT_FAILURE;
-    err = lc_bench_probe(options.timeout_s, &bench.machine);
+    err = lc_bench_begin(&bench);
     if (!err)
-        err = choose_ranks(&bench);
-    if (!err) {
-        bench.rotate = options.rotate;
-        if (options.rotate == SIZE_MAX)
-            bench.rotate = bench.machine.rig ? 0 : 2 * bench.machine.l2_bytes;
-        bench.nodes = count_nodes(&bench);
-        warn_without_mps(&bench);
         err = measure_all(&bench, argc, argv);
-    }
-    if (err) {
-        bench.boot.ops->abort(&bench.boot);
-        return err == -EINVAL ? EXIT_USAGE : EXIT_FAILURE;
-    }
-    bench.boot.ops->close(&bench.boot);
-    return EXIT_SUCCESS;
+    return lc_bench_end(&bench, err);
 }
 
 /* For scripts: what this build can do. */

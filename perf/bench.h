@@ -27,6 +27,7 @@
 #define LC_BENCH_MAX_ITERS 4096 /* samples of one turn: they fit one message */
 #define LC_BENCH_MAX_LIST  64
 #define LC_BENCH_TEXT      480
+#define LC_BENCH_COMMS     2 /* that a worker may have */
 
 enum lc_bench_op {
     LC_BENCH_ALLTOALL,
@@ -63,6 +64,7 @@ struct lc_bench_case {
     int tensors;   /* all-reduce as a group of so many, of equal size but for the last */
     unsigned bits; /* significant bits of a sum, at most */
     uint64_t seed;
+    bool unchecked; /* buffers of zeros, no result is checked */
 };
 
 struct lc_bench_options {
@@ -92,6 +94,7 @@ struct lc_bench_options {
     const char *csv;
     const char *library;
     bool no_preload;                    /* the second side is NCCL, too */
+    bool measures;                      /* NCCL_TUNER_PLUGIN is the tuner for measuring */
     const char *env[LC_BENCH_MAX_LIST]; /* NAME=VALUE for it */
     int n_env;
 };
@@ -136,6 +139,10 @@ const char *lc_bench_side_name(const struct lc_bench_options *options,
                                enum lc_bench_variant variant);
 
 bool lc_bench_is_sum(enum lc_bench_op op);
+
+/* The buffer in whole elements; one that has a part for each rank in equal parts of whole 16 bytes where it has them,
+ * as nccl-tests rounds. */
+size_t lc_bench_round_bytes(enum lc_bench_op op, size_t bytes, size_t element, size_t ranks);
 
 /* What a rank's call reads, and writes. */
 size_t lc_bench_send_bytes(const struct lc_bench_case *kase, int ranks);
@@ -202,10 +209,14 @@ struct lc_bench_request {
     enum lc_bench_request_kind kind;
     int rank, ranks, device; /* INIT */
     ncclUniqueId id;
+    int comm;                  /* INIT, RUN: which of LC_BENCH_COMMS */
+    int ctas;                  /* INIT: the communicator has so many channels, 0: as NCCL chooses */
     struct lc_bench_case kase; /* CASE */
     size_t rotate;
     int warmup, iters, inner; /* RUN */
     bool verify;              /* poison before the last sample and check what it left */
+    bool measures; /* INIT: NCCL must have loaded the tuner for measuring; RUN: it gets `way` */
+    uint64_t way;  /* a word of plugin/tuner/measure.h */
 };
 
 /* A worker's first message carries `machine`; then one reply a request. Sent up to the last sample. */
@@ -214,6 +225,11 @@ struct lc_bench_reply {
     int slots; /* CASE */
     int samples;
     double cpu_s; /* RUN: of all threads but the one that calls, warm-up included */
+    /* RUN with `measures`: NCCL has sent all calls, or none of them, the way that was asked; the last one's; INIT: the product's
+     * tuner has a profile */
+    bool taken, product;
+    uint64_t choice;
+    int channels; /* INIT with `measures`: of the communicator; 0: not known */
     char text[LC_BENCH_TEXT];
     struct lc_bench_machine machine;
     ncclUniqueId id;
@@ -265,6 +281,11 @@ int lc_bench_set_open(const struct lc_bench_options *options, enum lc_bench_vari
                       const struct lc_bench_machine *machine, struct lc_bench_reply *replies,
                       struct lc_bench_set *out);
 
+/* One communicator more over the workers of a set: comm, ctas, ranks and measures of `init`. */
+int lc_bench_set_connect(struct lc_bench_set *set, struct lc_bench_bootstrap *boot,
+                         const struct lc_bench_machine *machine,
+                         const struct lc_bench_request *init, struct lc_bench_reply *replies);
+
 /* Sends a request to every worker and waits for all replies. `what` is named when a worker fails, dies or
  * does not answer in time. */
 int lc_bench_set_ask(struct lc_bench_set *set, const struct lc_bench_request *request,
@@ -274,7 +295,6 @@ int lc_bench_set_quit(struct lc_bench_set *set,
                       struct lc_bench_reply *replies); /* an orderly end */
 void lc_bench_set_close(struct lc_bench_set *set);     /* kills who is left */
 
-/* measure.c */
 struct lc_bench {
     const struct lc_bench_options *options;
     struct lc_bench_machine machine;
@@ -286,6 +306,19 @@ struct lc_bench {
     struct lc_bench_reply *replies;              /* one per worker of a set */
     double *gathered;                            /* LC_BENCH_MAX_ITERS per launcher */
 };
+
+/* bench.c: the other launchers, the machine and room for replies; then the end of it: 0 or what went wrong, the exit code. */
+int lc_bench_begin(struct lc_bench *bench);
+int lc_bench_end(struct lc_bench *bench, int err);
+
+/* measure.c */
+/* The buffers of a case, at all ranks of all sets. */
+int lc_bench_prepare(struct lc_bench *bench, const struct lc_bench_case *kase, const char *what,
+                     int *out_slots);
+/* One turn of one variant; `us` gets request->iters samples at launcher 0. `cpu` (or NULL): seconds of all ranks. */
+int lc_bench_turn(struct lc_bench *bench, enum lc_bench_variant variant,
+                  const struct lc_bench_request *request, const char *what, double *us,
+                  double *cpu);
 
 /* One case, all turns, in about budget_s. The result is complete at launcher 0 only, and the caller's to
  * free; after a failure there is none. */
@@ -304,6 +337,13 @@ void lc_bench_output_progress(struct lc_bench_output *output, int index, int cou
 void lc_bench_output_result(struct lc_bench_output *output, const struct lc_bench_case *kase,
                             struct lc_bench_result *result);
 int lc_bench_output_close(struct lc_bench_output *output, bool complete); /* finishes the files */
+
+/* ways.c: `ways`, likewise. */
+int lc_bench_ways(int argc, char **argv);
+
+/* output.c: for other documents of the same schema. */
+struct lc_json;
+void lc_bench_write_machine(struct lc_json *json, const struct lc_bench *bench);
 
 /* compare.c: `compare A B`; argv[0] is "compare". Returns the exit code. */
 int lc_bench_compare(int argc, char **argv);

@@ -74,9 +74,7 @@ int64_t lc_bench_term_max(const struct lc_bench_case *kase, int ranks)
     return (INT64_C(1) << bits) / ranks - (lc_bench_dtypes[kase->dtype].exponent == 0);
 }
 
-/* The buffer in whole elements; one that has a part for each rank in equal parts of whole 16 bytes where it has them,
- * as nccl-tests rounds. */
-static size_t round_bytes(enum lc_bench_op op, size_t bytes, size_t element, size_t ranks)
+size_t lc_bench_round_bytes(enum lc_bench_op op, size_t bytes, size_t element, size_t ranks)
 {
     size_t parts = op == LC_BENCH_ALLREDUCE ? 1 : ranks;
     size_t part = bytes / parts;
@@ -124,8 +122,8 @@ static int add_dtype(const struct lc_bench_options *options, int ranks, int dtyp
     }
     for (int s = 0; s < options->n_sizes; s++) {
         for (int l = 0; l < options->n_lives; l++) {
-            kase.bytes = round_bytes(kase.op, options->sizes[s], lc_bench_dtypes[dtype].size,
-                                     (size_t)ranks);
+            kase.bytes = lc_bench_round_bytes(kase.op, options->sizes[s],
+                                              lc_bench_dtypes[dtype].size, (size_t)ranks);
             kase.live = options->lives[l];
             count = add_case(cases, count, &kase);
         }

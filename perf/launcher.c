@@ -487,11 +487,14 @@ int lc_bench_probe(int timeout_s, struct lc_bench_machine *out)
 }
 
 /* The id comes from rank 0's worker, which must live on as NCCL's rendezvous. */
-static int connect_ranks(struct lc_bench_set *set, struct lc_bench_bootstrap *boot, int ranks,
-                         const struct lc_bench_machine *machine, struct lc_bench_reply *replies)
+int lc_bench_set_connect(struct lc_bench_set *set, struct lc_bench_bootstrap *boot,
+                         const struct lc_bench_machine *machine,
+                         const struct lc_bench_request *init, struct lc_bench_reply *replies)
 {
-    struct lc_bench_request request = { .kind = LC_BENCH_ASK_ID };
+    struct lc_bench_request request = *init;
     int err = 0;
+
+    request.kind = LC_BENCH_ASK_ID;
 
     if (set->first == 0) {
         struct lc_bench_set first = *set;
@@ -503,7 +506,6 @@ static int connect_ranks(struct lc_bench_set *set, struct lc_bench_bootstrap *bo
     if (!err)
         err = boot->ops->bcast(boot, &request.id, sizeof(request.id));
     request.kind = LC_BENCH_ASK_INIT;
-    request.ranks = ranks;
     for (int i = 0; i < set->count && !err; i++) {
         request.rank = set->first + i;
         request.device = (boot->local_rank + i) % machine->gpus;
@@ -522,6 +524,7 @@ int lc_bench_set_open(const struct lc_bench_options *options, enum lc_bench_vari
         .first = boot->rank,
         .timeout_s = options->timeout_s,
     };
+    const struct lc_bench_request init = { .ranks = ranks, .measures = options->measures };
     int count = boot->size > 1 ? 1 : ranks;
     int local_ranks = boot->size > 1 ? boot->local_size : ranks;
     int err = 0;
@@ -539,7 +542,7 @@ int lc_bench_set_open(const struct lc_bench_options *options, enum lc_bench_vari
     if (!err)
         err = collect(&set, "starting", replies);
     if (!err)
-        err = connect_ranks(&set, boot, ranks, machine, replies);
+        err = lc_bench_set_connect(&set, boot, machine, &init, replies);
     if (err) {
         lc_bench_set_close(&set);
         return err;

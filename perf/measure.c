@@ -41,9 +41,8 @@ static void take_max(double *into, const double *values, int count)
         into[i] = max_double(into[i], values[i]);
 }
 
-/* One turn of one variant; `us` gets request->iters samples at launcher 0. `cpu` (or NULL): seconds of all ranks. */
-static int turn(struct lc_bench *bench, enum lc_bench_variant variant,
-                const struct lc_bench_request *request, const char *what, double *us, double *cpu)
+int lc_bench_turn(struct lc_bench *bench, enum lc_bench_variant variant,
+                  const struct lc_bench_request *request, const char *what, double *us, double *cpu)
 {
     struct lc_bench_set *set = &bench->sets[variant];
     size_t bytes = (size_t)request->iters * sizeof(double);
@@ -70,8 +69,8 @@ static int turn(struct lc_bench *bench, enum lc_bench_variant variant,
     return err ? err : bench->boot.ops->barrier(&bench->boot);
 }
 
-static int prepare(struct lc_bench *bench, const struct lc_bench_case *kase, const char *what,
-                   int *out_slots)
+int lc_bench_prepare(struct lc_bench *bench, const struct lc_bench_case *kase, const char *what,
+                     int *out_slots)
 {
     struct lc_bench_request request = { .kind = LC_BENCH_ASK_CASE, .kase = *kase };
 
@@ -104,13 +103,13 @@ static int try_out(struct lc_bench *bench, const char *what, double *out)
         request.warmup = 0;
         request.iters = 1;
         request.verify = true;
-        err = turn(bench, v, &request, what, us, NULL);
+        err = lc_bench_turn(bench, v, &request, what, us, NULL);
         if (err)
             return err;
         request.warmup = WARMUP;
         request.iters = 3;
         request.verify = false;
-        err = turn(bench, v, &request, what, us, NULL);
+        err = lc_bench_turn(bench, v, &request, what, us, NULL);
         if (err)
             return err;
         if (bench->boot.rank == 0)
@@ -187,7 +186,7 @@ static int round_of_turns(struct lc_bench *bench, const struct lc_bench_case *ka
 
         if (bench->sets[v].count == 0 || !cpu)
             continue;
-        err = turn(bench, v, &request, what, us, &cpu[round]);
+        err = lc_bench_turn(bench, v, &request, what, us, &cpu[round]);
         if (err)
             return err;
         cpu[round] /= gb;
@@ -214,11 +213,11 @@ int lc_bench_settle(struct lc_bench *bench, const struct lc_bench_case *kase, do
     eager.graph = false;
     lc_bench_case_text(&eager, what, sizeof(what));
     if (more)
-        err = prepare(bench, &eager, what, &slots);
+        err = lc_bench_prepare(bench, &eager, what, &slots);
     while (more && !err) {
         for (int v = 0; v < LC_BENCH_VARIANTS && !err; v++) {
             if (bench->sets[v].count)
-                err = turn(bench, v, &request, what, us, NULL);
+                err = lc_bench_turn(bench, v, &request, what, us, NULL);
         }
         more = !lc_deadline_passed(end);
         if (!err)
@@ -248,7 +247,7 @@ int lc_bench_measure(struct lc_bench *bench, const struct lc_bench_case *kase, d
     int err;
 
     lc_bench_case_text(kase, what, sizeof(what));
-    err = prepare(bench, kase, what, &result.slots);
+    err = lc_bench_prepare(bench, kase, what, &result.slots);
     if (!err)
         err = try_out(bench, what, us);
     if (err)

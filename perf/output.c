@@ -122,10 +122,9 @@ static void key_bool(struct lc_json *json, const char *key, bool value)
     lc_json_bool(json, value);
 }
 
-static void write_machine(struct lc_bench_output *output)
+void lc_bench_write_machine(struct lc_json *json, const struct lc_bench *bench)
 {
-    const struct lc_bench_machine *machine = &output->bench->machine;
-    struct lc_json *json = &output->json;
+    const struct lc_bench_machine *machine = &bench->machine;
     char text[256];
 
     lc_json_key(json, "machine");
@@ -143,8 +142,8 @@ static void write_machine(struct lc_bench_output *output)
     key_string(json, "nccl", text);
     key_string(json, "nccl_path", machine->nccl_path);
     key_string(json, "cudart_path", machine->cudart_path);
-    key_int(json, "ranks", output->bench->ranks);
-    key_int(json, "nodes", output->bench->nodes);
+    key_int(json, "ranks", bench->ranks);
+    key_int(json, "nodes", bench->nodes);
     lc_json_end(json);
 }
 
@@ -170,7 +169,7 @@ static void begin_json(struct lc_bench_output *output, int argc, char **argv)
     lc_json_init(json, output->json_file.out);
     lc_json_object(json);
     key_string(json, "schema", "loongcomm.bench/1");
-    write_machine(output);
+    lc_bench_write_machine(json, output->bench);
     lc_json_key(json, "command");
     lc_json_array(json);
     for (int i = 0; i < argc; i++)

@@ -4,6 +4,9 @@
  * business, which kills it. Everything is freed at the end, as in a job that ends well. */
 #include "perf/bench.h"
 
+#include "perf/ways.h"
+#include "plugin/tuner/measure.h"
+
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -28,7 +31,10 @@ struct worker {
     struct lc_bench_progress *progress;
     struct lc_bench_reply *reply; /* being made; its text takes the first error */
     int rank, ranks;
-    ncclComm_t comm;
+    ncclComm_t comm; /* of `comms`, the one in use */
+    ncclComm_t comms[LC_BENCH_COMMS];
+    struct lc_measure *measure; /* of the tuner for measuring; NULL */
+    int heard;                  /* descriptor of what NCCL says of its communicators; 0: none */
     cudaStream_t stream;
     cudaEvent_t *events; /* 2 per sample */
     int n_events;
@@ -44,6 +50,8 @@ struct worker {
     unsigned char *got;
     cudaGraphExec_t exec; /* of exec_inner calls on the slots from exec_first on */
     int exec_inner;
+    uint64_t exec_way; /* which ranks have in common, so that all capture anew */
+    int exec_comm;
 };
 
 /* Notes the first thing that went wrong and returns -EIO. */
@@ -139,14 +147,67 @@ static int check_variant(struct worker *w, const char *variant)
     return 0;
 }
 
+/* How many channels a communicator has, NCCL only tells its log; whoever wants to see that one, has it. */
+static void hear_nccl(struct worker *w)
+{
+    char path[64];
+
+    if (w->heard || getenv("NCCL_DEBUG") || getenv("NCCL_DEBUG_FILE"))
+        return;
+    w->heard = memfd_create("loongcomm-bench", MFD_CLOEXEC);
+    if (w->heard <= 0) {
+        w->heard = 0;
+        return;
+    }
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", w->heard);
+    setenv("NCCL_DEBUG", "INFO", 1);
+    setenv("NCCL_DEBUG_SUBSYS", "INIT", 1);
+    setenv("NCCL_DEBUG_FILE", path, 1);
+}
+
+/* Of the communicator that was made last. */
+static int count_channels(const struct worker *w)
+{
+    static char text[1 << 18];
+    ssize_t length = w->heard ? pread(w->heard, text, sizeof(text) - 1, 0) : 0;
+
+    text[length < 0 ? 0 : length] = '\0';
+    return lc_ways_channels(text);
+}
+
+/* NCCL has it by now; it is found by the name under which NCCL has loaded it. */
+static int find_measure(struct worker *w)
+{
+    const char *path = getenv("NCCL_TUNER_PLUGIN");
+    void *plugin = path ? dlopen(path, RTLD_NOW | RTLD_NOLOAD) : NULL;
+
+    w->measure = plugin ? dlsym(plugin, LC_MEASURE_SYMBOL) : NULL;
+    if (!w->measure || w->measure->version != 1)
+        return fail(w, "NCCL has not loaded the tuner for measuring, %s", path ? path : "none");
+    w->reply->product = atomic_load_explicit(&w->measure->product, memory_order_relaxed) > 0;
+    w->reply->channels = count_channels(w);
+    return 0;
+}
+
 static int init(struct worker *w, const struct lc_bench_request *request)
 {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+
     w->rank = request->rank;
     w->ranks = request->ranks;
+    w->comm = NULL; /* for errors */
     CUDA(w, SetDevice(request->device));
-    CUDA(w, StreamCreateWithFlags(&w->stream, cudaStreamNonBlocking));
-    NCCL(w, CommInitRank(&w->comm, request->ranks, request->id, request->rank));
-    return 0;
+    if (!w->stream)
+        CUDA(w, StreamCreateWithFlags(&w->stream, cudaStreamNonBlocking));
+    if (request->ctas) {
+        config.minCTAs = config.maxCTAs = request->ctas;
+        NCCL(w, CommInitRankConfig(&w->comms[request->comm], request->ranks, request->id,
+                                   request->rank, &config));
+    } else {
+        NCCL(w, CommInitRank(&w->comms[request->comm], request->ranks, request->id, request->rank));
+    }
+    w->comm = w->comms[request->comm];
+    return request->measures ? find_measure(w) : 0;
 }
 
 static int drop_graph(struct worker *w)
@@ -223,6 +284,12 @@ static int prepare_case(struct worker *w, const struct lc_bench_request *request
     if (allocate(w, request->rotate))
         return -EIO;
     first = w->kase.inplace ? w->orig : w->send;
+    w->reply->slots = w->slots;
+    if (w->kase.unchecked) {
+        CUDA(w, MemsetAsync(w->send, 0, w->stride * (size_t)w->slots, w->stream));
+        CUDA(w, StreamSynchronize(w->stream));
+        return 0;
+    }
     lc_bench_fill_send(&w->kase, w->ranks, w->rank, w->expected);
     CUDA(w, MemcpyAsync(first, w->expected, bytes, cudaMemcpyHostToDevice, w->stream));
     for (int s = w->kase.inplace ? 0 : 1; s < w->slots; s++)
@@ -230,7 +297,6 @@ static int prepare_case(struct worker *w, const struct lc_bench_request *request
                             w->stream));
     CUDA(w, StreamSynchronize(w->stream));
     lc_bench_fill_expected(&w->kase, w->ranks, w->rank, w->expected);
-    w->reply->slots = w->slots;
     return 0;
 }
 
@@ -462,15 +528,51 @@ static double others_cpu(void)
     return s[0] > s[1] ? s[0] - s[1] : 0;
 }
 
+/* The calls of a run so far; `before`: at its begin. */
+struct asked {
+    uint64_t calls, taken;
+};
+
+static struct asked count_asked(const struct worker *w)
+{
+    if (!w->measure)
+        return (struct asked){ 0 };
+    return (struct asked){ atomic_load_explicit(&w->measure->asked, memory_order_relaxed),
+                           atomic_load_explicit(&w->measure->taken, memory_order_relaxed) };
+}
+
+static int choose_way(struct worker *w, const struct lc_bench_request *request)
+{
+    w->comm = w->comms[request->comm];
+    if (request->measures)
+        atomic_store_explicit(&w->measure->way, request->way, memory_order_relaxed);
+    if (!w->kase.graph || (w->exec && w->exec_inner == request->inner &&
+                           w->exec_way == request->way && w->exec_comm == request->comm))
+        return 0;
+    w->exec_way = request->way;
+    w->exec_comm = request->comm;
+    return capture(w, request->inner);
+}
+
+/* A graph that was captured before has been asked about then. */
+static void say_way(struct worker *w, const struct asked *before)
+{
+    const struct asked now = count_asked(w);
+
+    if (!w->measure)
+        return;
+    w->reply->taken = now.calls - before->calls == now.taken - before->taken;
+    w->reply->choice = atomic_load_explicit(&w->measure->choice, memory_order_relaxed);
+}
+
 static int run(struct worker *w, const struct lc_bench_request *request)
 {
+    const struct asked before = count_asked(w);
     double cpu = others_cpu();
     ncclResult_t async = ncclSuccess;
     float ms;
 
-    if (need_events(w, 2 * request->iters))
-        return -EIO;
-    if (w->kase.graph && w->exec_inner != request->inner && capture(w, request->inner))
+    if (need_events(w, 2 * request->iters) || choose_way(w, request))
         return -EIO;
     for (int i = 0; i < request->warmup; i++) {
         if (restore(w, request->inner) || batch(w, request->inner))
@@ -491,6 +593,7 @@ static int run(struct worker *w, const struct lc_bench_request *request)
         w->reply->us[i] = (double)ms * 1e3 / request->inner;
     }
     w->reply->samples = request->iters;
+    say_way(w, &before);
     return request->verify ? verify(w, request->inner) : 0;
 }
 
@@ -503,11 +606,13 @@ static int finish(struct worker *w)
     free(w->events);
     w->events = NULL;
     w->n_events = 0;
-    if (w->comm) {
-        ncclComm_t comm = w->comm;
+    w->comm = NULL;
+    for (int i = 0; i < LC_BENCH_COMMS; i++) {
+        ncclComm_t comm = w->comms[i];
 
-        w->comm = NULL;
-        NCCL(w, CommDestroy(comm));
+        w->comms[i] = NULL;
+        if (comm)
+            NCCL(w, CommDestroy(comm));
     }
     if (w->stream)
         CUDA(w, StreamDestroy(w->stream));
@@ -516,6 +621,8 @@ static int finish(struct worker *w)
 
 static int serve(struct worker *w, const struct lc_bench_request *request)
 {
+    if (request->measures)
+        hear_nccl(w); /* before NCCL looks for its variables */
     switch (request->kind) {
     case LC_BENCH_ASK_ID: NCCL(w, GetUniqueId(&w->reply->id)); return 0;
     case LC_BENCH_ASK_INIT: return init(w, request);

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * `loongcomm-bench ways`: NCCL's ways to do a collective (algorithm, protocol, channels) beside its default, call by call in
+ * turns of one job. The tuner for measuring (plugin/tuner/measure.h) sends each turn the way that its request names. */
+#ifndef LC_PERF_WAYS_H
+#define LC_PERF_WAYS_H
+
+#include "perf/bench.h"
+
+#define LC_WAYS_MAX    128 /* ways that are given */
+#define LC_WAYS_CASES  128
+#define LC_WAYS_FIXED  3                             /* default, again, profile */
+#define LC_WAYS_FIELD  (LC_WAYS_MAX + LC_WAYS_FIXED) /* what one case may measure */
+#define LC_WAYS_ROUNDS 15
+#define LC_WAYS_NAME   48
+
+enum lc_way_kind {
+    LC_WAY_DEFAULT, /* NCCL's choice; the others' ratios are to it */
+    LC_WAY_AGAIN,   /* the same: how far equal sides differ */
+    LC_WAY_PROFILE, /* what the product's tuner makes of a profile */
+    LC_WAY_FORCED,
+};
+
+struct lc_way {
+    enum lc_way_kind kind;
+    enum lc_bench_op op; /* FORCED */
+    uint8_t algorithm, protocol;
+    uint16_t channels;
+    bool wide; /* on the communicator with more channels */
+};
+
+enum lc_way_state {
+    LC_WAY_LEFT,      /* there was no time for it */
+    LC_WAY_RULED_OUT, /* NCCL does not do it here: nothing was measured as it */
+    LC_WAY_SAME,      /* more channels than the communicator has, so the same as fewer */
+    LC_WAY_SLOW,      /* at a smaller size so far behind that it was not tried */
+    LC_WAY_TRIED,     /* a first look: too far behind for more */
+    LC_WAY_BEHIND,    /* some rounds, which say the same */
+    LC_WAY_MEASURED,
+};
+
+/* A way at one case. */
+struct lc_ways_entrant {
+    const struct lc_way *way;
+    enum lc_way_state state;
+    double first_us; /* of the first look; 0: none */
+    uint64_t choice; /* what NCCL has taken, a word of plugin/tuner/measure.h */
+    int rounds;
+    double us[LC_WAYS_ROUNDS];    /* median of each round's samples */
+    double ratio[LC_WAYS_ROUNDS]; /* NCCL's default's / it, of each round */
+};
+
+struct lc_ways_options {
+    struct lc_bench_options bench; /* of the one set of workers */
+    struct lc_bench_case cases[LC_WAYS_CASES];
+    int n_cases;
+    struct lc_way ways[LC_WAYS_MAX];
+    int n_ways;
+    const char *profile;
+    const char *tuner; /* NULL: beside this program */
+    int ctas;          /* of the wide communicator, 0: there is none */
+    bool help;
+};
+
+/* ways_options.c: 0, or a complaint on stderr and -EINVAL. */
+int lc_ways_options_parse(int argc, char **argv, struct lc_ways_options *out);
+void lc_ways_usage(FILE *out);
+
+/* As `loongcomm tune` and its profiles say it: ring/ll/0, wide:ring/simple/8, default, again, profile. */
+void lc_way_name(const struct lc_way *way, char out[LC_WAYS_NAME]);
+int lc_way_parse(const char *text,
+                 struct lc_way *out); /* OP:[wide:]ALGORITHM/PROTOCOL/CHANNELS; 0 or -EINVAL */
+
+/* ways_choose.c: pure. */
+
+/* Channels of the communicator that was made last, from what NCCL has logged of it; 0: it does not say. */
+int lc_ways_channels(const char *text);
+
+double lc_ways_median(const double *values, int n); /* NaN if there are none */
+
+/* Of the entrants that a first look was had at, marks those that are worth rounds: `keep` of them at most, the fastest, none
+ * more than `within` (1.4: 40 %) behind the fastest; the first LC_WAYS_FIXED kinds always. */
+void lc_ways_contenders(const struct lc_ways_entrant *field, int n, double within, int keep,
+                        bool *in);
+
+/* After some rounds: takes out who is more than `within` behind the best by the median ratio, and marks it BEHIND. */
+void lc_ways_drop(struct lc_ways_entrant *field, int n, double within, bool *in);
+
+/* Share of what is left of the time that a case may have; case `at` of the list. */
+double lc_ways_share(const struct lc_bench_case *cases, int n, int at);
+
+/* ways_case.c. `last`: the field of the next smaller size of the same operation, or NULL. */
+struct lc_ways_job {
+    const struct lc_ways_options *options;
+    struct lc_bench *bench;
+    int channels[LC_BENCH_COMMS];                     /* 0: not known */
+    bool connected[LC_BENCH_OPS][LC_BENCH_COMMS][16]; /* algorithms that have been used */
+};
+int lc_ways_measure(struct lc_ways_job *job, const struct lc_bench_case *kase,
+                    const struct lc_ways_entrant *last, int n_last, double budget_s,
+                    struct lc_ways_entrant *out, int *n);
+
+/* ways_output.c */
+struct lc_ways_output;
+int lc_ways_output_open(const struct lc_ways_job *job, int argc, char **argv,
+                        struct lc_ways_output **out);
+void lc_ways_output_case(struct lc_ways_output *output, const struct lc_bench_case *kase,
+                         const struct lc_ways_entrant *field, int n);
+int lc_ways_output_close(struct lc_ways_output *output, int left, bool good);
+
+#endif
