@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What `loongcomm-bench ways` decides from its figures, and what it is asked. */
+#include "perf/ways.h"
+#include "tests/check.h"
+
+#include <string.h>
+
+static const struct lc_way fixed = { .kind = LC_WAY_DEFAULT };
+static const struct lc_way forced = { .kind = LC_WAY_FORCED };
+
+static struct lc_ways_entrant look(const struct lc_way *way, double us)
+{
+    return (struct lc_ways_entrant){ .way = way, .first_us = us };
+}
+
+static void fastest_few_get_rounds(void)
+{
+    const struct lc_ways_entrant field[] = { look(&fixed, 100), look(&forced, 50),
+                                             look(&forced, 71), look(&forced, 60),
+                                             look(&forced, 0),  look(&forced, 69) };
+    bool in[6];
+
+    lc_ways_contenders(field, 6, 1.4, 8, in);
+    CHECK(in[0] && in[1] && !in[2] && in[3] && !in[4] && in[5]);
+    lc_ways_contenders(field, 6, 1.4, 2, in);
+    CHECK(in[0] && in[1] && !in[2] && in[3] && !in[4] && !in[5]);
+    lc_ways_contenders(field, 6, 10, 0, in);
+    CHECK(in[0] && !in[1] && !in[2] && !in[3] && !in[5]);
+}
+
+static struct lc_ways_entrant ran(const struct lc_way *way, double a, double b, double c)
+{
+    return (struct lc_ways_entrant){
+        .way = way,
+        .state = LC_WAY_MEASURED,
+        .rounds = 3,
+        .ratio = {a, b, c}
+    };
+}
+
+static void who_is_behind_by_the_median_goes(void)
+{
+    struct lc_ways_entrant field[] = {
+        ran(&fixed, 1, 1, 1),
+        ran(&forced, 1.2, 1.3, 0.2), /* the best, with one bad round */
+        ran(&forced, 1.1, 1.1, 9),   /* one good round is no reason to stay */
+        ran(&forced, 1.15, 1.15, 1.15),
+        ran(&forced, 9, 9, 9), /* has gone before */
+    };
+    bool in[] = { true, true, true, true, false };
+
+    lc_ways_drop(field, 5, 1.06, in);
+    CHECK(in[0] && in[1] && !in[2] && in[3] && !in[4]);
+    CHECK(field[2].state == LC_WAY_BEHIND && field[3].state == LC_WAY_MEASURED);
+}
+
+static void dear_cases_get_more_time(void)
+{
+    const struct lc_bench_case cases[] = {
+        {.op = LC_BENCH_ALLGATHER,  .bytes = 8        },
+        { .op = LC_BENCH_ALLGATHER, .bytes = 256 << 20},
+        { .op = LC_BENCH_ALLREDUCE, .bytes = 256 << 20}
+    };
+    double all = lc_ways_share(cases, 3, 0) +
+                 lc_ways_share(cases, 3, 1) * (1 - lc_ways_share(cases, 3, 0));
+
+    CHECK(lc_ways_share(cases, 3, 0) > 0.01 && lc_ways_share(cases, 3, 0) < 0.05);
+    CHECK(all < 0.5 && lc_ways_share(cases, 3, 2) == 1);
+}
+
+static void channels_are_those_of_the_last_communicator(void)
+{
+    CHECK(lc_ways_channels("") == 0 && lc_ways_channels("2 coll") == 0);
+    CHECK(lc_ways_channels("NCCL INFO 2 coll channels, 2 collnet channels") == 2);
+    CHECK(lc_ways_channels("a 2 coll channels, 2\nb 16 coll channels, 4 nvls channels") == 16);
+    CHECK(lc_ways_channels(" coll channels,") == 0 && lc_ways_channels("x coll channels,") == 0);
+    CHECK(lc_ways_channels("12 coll channels,") == 12);
+    CHECK(lc_ways_channels("99999999999999999999 coll channels,") >= 0);
+}
+
+static void ways_are_read_as_they_are_written(void)
+{
+    static const char *const good[] = { "ring/ll/0", "tree/ll128/2", "wide:pat/simple/8",
+                                        "nvls/simple/1024" };
+    static const char *const bad[] = { "",
+                                       "ring",
+                                       "ring/ll",
+                                       "ring/ll/",
+                                       "ring/ll/-1",
+                                       "ring/ll/1x",
+                                       "ring/ll/1025",
+                                       "ring/ll/0/0",
+                                       "ing/ll/0",
+                                       "ring/simpler/0",
+                                       "wide:wide:ring/ll/0" };
+    char text[64], name[LC_WAYS_NAME];
+    struct lc_way way;
+
+    for (size_t i = 0; i < sizeof(good) / sizeof(*good); i++) {
+        snprintf(text, sizeof(text), "allreduce:%s", good[i]);
+        CHECK(lc_way_parse(text, &way) == 0 && way.op == LC_BENCH_ALLREDUCE);
+        lc_way_name(&way, name);
+        CHECK(strcmp(name, good[i]) == 0);
+    }
+    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+        snprintf(text, sizeof(text), "allgather:%s", bad[i]);
+        CHECK(lc_way_parse(text, &way) != 0);
+    }
+    CHECK(lc_way_parse("alltoall:ring/ll/0", &way) != 0 && lc_way_parse("ring/ll/0", &way) != 0);
+}
+
+int main(void)
+{
+    fastest_few_get_rounds();
+    who_is_behind_by_the_median_goes();
+    dear_cases_get_more_time();
+    channels_are_those_of_the_last_communicator();
+    ways_are_read_as_they_are_written();
+    return 0;
+}
