@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * One operation and size: a first look at every way, then rounds among those that may be the best. What is decided by a clock
+ * or a figure is decided by launcher 0, for all. */
+#include "perf/ways.h"
+
+#include "plugin/tuner/measure.h"
+
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+
+#define SAMPLE_US   50.0   /* a sample lasts at least so long */
+#define MAX_INNER   16     /* calls in one */
+#define TURN_US     3000.0 /* what a turn of short calls lasts */
+#define MAX_ITERS   20
+#define SHORT_US    2000.0  /* calls that long get two to warm up, */
+#define LONG_US     20000.0 /* longer ones than that none, and no second first look */
+#define MIN_ROUNDS  4
+#define KEEP        8                  /* ways that get rounds, at most */
+#define WITHIN      1.4                /* of the fastest, by one look */
+#define FIRST_SHARE 0.4                /* of a case's time, for that */
+#define PRUNE_BYTES ((size_t)16 << 20) /* from here on a look is dear: */
+#define PRUNE       2.0                /* so far behind at the size before, it is not had */
+
+/* After so many rounds, who is so far behind goes. */
+static const struct {
+    int rounds;
+    double within;
+} drops[] = {
+    {3,  1.12},
+    { 6, 1.06}
+};
+
+struct context {
+    struct lc_ways_job *job;
+    const struct lc_bench_case *kase;
+    struct lc_ways_entrant *field;
+    int n;
+    char what[128];
+    int inner;
+};
+
+static int agree(struct context *c, void *value, size_t bytes)
+{
+    struct lc_bench_bootstrap *boot = &c->job->bench->boot;
+
+    return boot->ops->bcast(boot, value, bytes);
+}
+
+static int agree_bool(struct context *c, bool *value)
+{
+    return agree(c, value, sizeof(*value));
+}
+
+static uint64_t word_of(const struct lc_way *way)
+{
+    switch (way->kind) {
+    case LC_WAY_PROFILE: return lc_measure_word(LC_MEASURE_PRODUCT, 0, 0, 0);
+    case LC_WAY_FORCED:
+        return lc_measure_word(LC_MEASURE_FORCED, way->algorithm, way->protocol, way->channels);
+    default: return 0;
+    }
+}
+
+/* `us`: median of the samples. */
+static int turn(struct context *c, struct lc_ways_entrant *e, int warmup, int iters, bool verify,
+                double *us)
+{
+    struct lc_bench *bench = c->job->bench;
+    const struct lc_bench_request request = {
+        .kind = LC_BENCH_ASK_RUN,
+        .comm = e->way->wide,
+        .measures = true,
+        .way = word_of(e->way),
+        .warmup = warmup,
+        .iters = iters,
+        .inner = c->inner,
+        .verify = verify && !c->kase->unchecked,
+    };
+    double samples[MAX_ITERS];
+    int err = lc_bench_turn(bench, LC_BENCH_OURS, &request, c->what, samples, NULL);
+
+    if (err)
+        return err;
+    e->choice = bench->replies[0].choice;
+    *us = bench->boot.rank == 0 ? lc_bench_percentile(samples, (size_t)iters, 50) : 0;
+    return agree(c, us, sizeof(*us));
+}
+
+/* False: NCCL has done something else. */
+static int take_first_look(struct context *c, struct lc_ways_entrant *e)
+{
+    bool *connected = &c->job->connected[c->kase->op][e->way->wide][e->way->algorithm & 15];
+    bool fresh = e->way->kind == LC_WAY_FORCED ? !*connected : c->kase->bytes < PRUNE_BYTES;
+    bool taken;
+    double us;
+    int err = turn(c, e, 0, 1, true, &us);
+
+    taken = c->job->bench->replies[0].taken;
+    if (!err)
+        err = agree_bool(c, &taken);
+    if (err)
+        return err;
+    if (!taken) {
+        e->state = LC_WAY_RULED_OUT;
+        return 0;
+    }
+    if (us < LONG_US || fresh) /* or it has just been connected */
+        err = turn(c, e, us < LONG_US, us < LONG_US ? 3 : 1, false, &us);
+    *connected |= e->way->kind == LC_WAY_FORCED;
+    e->state = LC_WAY_TRIED;
+    e->first_us = us > 0 ? us : 0.01;
+    return err;
+}
+
+static const struct lc_ways_entrant *at_last(const struct lc_ways_entrant *last, int n,
+                                             const struct lc_way *way)
+{
+    for (int i = 0; i < n; i++) {
+        if (last[i].way == way)
+            return &last[i];
+    }
+    return NULL;
+}
+
+static bool is_hopeless(const struct context *c, const struct lc_ways_entrant *last, int n,
+                        const struct lc_way *way)
+{
+    const struct lc_ways_entrant *own = at_last(last, n, way);
+    double best = INFINITY;
+
+    if (c->kase->bytes < PRUNE_BYTES || !own || way->kind != LC_WAY_FORCED)
+        return false;
+    for (int i = 0; i < n; i++) {
+        if (last[i].first_us > 0 && last[i].first_us < best)
+            best = last[i].first_us;
+    }
+    return own->state == LC_WAY_SLOW || (own->first_us > 0 && own->first_us > PRUNE * best);
+}
+
+static bool is_beyond(const struct context *c, const struct lc_way *way)
+{
+    int channels = c->job->channels[way->wide];
+
+    return way->kind == LC_WAY_FORCED && channels > 0 && way->channels > channels;
+}
+
+static double hint(const struct lc_ways_entrant *last, int n, const struct lc_way *way)
+{
+    const struct lc_ways_entrant *own = at_last(last, n, way);
+
+    if (way->kind != LC_WAY_FORCED)
+        return -1;
+    return own && own->first_us > 0 ? own->first_us : INFINITY;
+}
+
+/* The likely ones first: time may be up before the last. */
+static void line_up(struct context *c, const struct lc_ways_entrant *last, int n_last)
+{
+    for (int i = 1; i < c->n; i++) {
+        struct lc_ways_entrant e = c->field[i];
+        int at = i;
+
+        while (at > 0 && hint(last, n_last, c->field[at - 1].way) > hint(last, n_last, e.way)) {
+            c->field[at] = c->field[at - 1];
+            at--;
+        }
+        c->field[at] = e;
+    }
+}
+
+static int look(struct context *c, const struct lc_ways_entrant *last, int n_last,
+                struct lc_deadline end)
+{
+    line_up(c, last, n_last);
+    for (int i = 0; i < c->n; i++) {
+        struct lc_ways_entrant *e = &c->field[i];
+        bool go = e->way->kind != LC_WAY_FORCED || !lc_deadline_passed(end);
+        int err = agree_bool(c, &go);
+
+        if (err)
+            return err;
+        if (is_beyond(c, e->way))
+            e->state = LC_WAY_SAME;
+        else if (is_hopeless(c, last, n_last, e->way))
+            e->state = LC_WAY_SLOW;
+        if (e->state != LC_WAY_LEFT)
+            continue;
+        err = go ? take_first_look(c, e) : 0;
+        if (err)
+            return err;
+    }
+    return 0;
+}
+
+struct plan {
+    int inner, iters, warmup, keep;
+};
+
+static struct plan make_plan(const struct context *c, double left_s)
+{
+    double us = INFINITY;
+    struct plan plan;
+
+    for (int i = 0; i < c->n; i++) {
+        if (c->field[i].first_us > 0 && c->field[i].first_us < us)
+            us = c->field[i].first_us;
+    }
+    plan.inner = (int)fmin(fmax(SAMPLE_US / us + 1, 1), MAX_INNER);
+    plan.warmup = us < SHORT_US ? 2 : us < LONG_US ? 1 : 0;
+    plan.iters = (int)fmin(fmax(TURN_US / (us * plan.inner), 1), MAX_ITERS);
+    plan.keep = (int)fmin(
+        fmax(left_s * 1e6 / (us * plan.inner * (plan.iters + plan.warmup)) / MIN_ROUNDS -
+                 LC_WAYS_FIXED,
+             1),
+        KEEP);
+    return plan;
+}
+
+/* Everyone that is `in`, in an order that starts elsewhere each time and runs backwards every other time. */
+static int round_of_turns(struct context *c, const struct plan *plan, int round, const bool *in)
+{
+    double base = 0;
+
+    for (int k = 0; k < c->n; k++) {
+        int step = (k + round / 2 * 3) % c->n;
+        int i = round & 1 ? c->n - 1 - step : step;
+        struct lc_ways_entrant *e = &c->field[i];
+        int err = in[i] ? turn(c, e, plan->warmup, plan->iters, false, &e->us[round]) : 0;
+
+        if (err)
+            return err;
+    }
+    for (int i = 0; i < c->n; i++) {
+        if (in[i] && c->field[i].way->kind == LC_WAY_DEFAULT)
+            base = c->field[i].us[round];
+    }
+    for (int i = 0; i < c->n; i++) {
+        struct lc_ways_entrant *e = &c->field[i];
+
+        if (!in[i])
+            continue;
+        e->state = LC_WAY_MEASURED;
+        e->ratio[round] = e->us[round] > 0 ? base / e->us[round] : 1;
+        e->rounds = round + 1;
+    }
+    return 0;
+}
+
+static int rounds(struct context *c, const struct plan *plan, struct lc_deadline end)
+{
+    bool in[LC_WAYS_FIELD];
+    bool more = true;
+
+    lc_ways_contenders(c->field, c->n, WITHIN, plan->keep, in);
+    c->inner = plan->inner;
+    for (int round = 0; more && round < LC_WAYS_ROUNDS; round++) {
+        int err = round_of_turns(c, plan, round, in);
+
+        for (size_t d = 0; d < sizeof(drops) / sizeof(*drops) && !err; d++) {
+            if (drops[d].rounds == round + 1)
+                lc_ways_drop(c->field, c->n, drops[d].within, in);
+        }
+        more = round + 1 < MIN_ROUNDS || !lc_deadline_passed(end);
+        if (!err)
+            err = agree_bool(c, &more);
+        if (err)
+            return err;
+    }
+    return 0;
+}
+
+static void enter(struct context *c)
+{
+    static const struct lc_way fixed[] = { { .kind = LC_WAY_DEFAULT },
+                                           { .kind = LC_WAY_AGAIN },
+                                           { .kind = LC_WAY_PROFILE } };
+    const struct lc_ways_options *options = c->job->options;
+
+    for (int i = 0; i < LC_WAYS_FIXED; i++) {
+        if (fixed[i].kind != LC_WAY_PROFILE || options->profile)
+            c->field[c->n++] = (struct lc_ways_entrant){ .way = &fixed[i] };
+    }
+    for (int i = 0; i < options->n_ways; i++) {
+        if (options->ways[i].op == c->kase->op)
+            c->field[c->n++] = (struct lc_ways_entrant){ .way = &options->ways[i] };
+    }
+}
+
+int lc_ways_measure(struct lc_ways_job *job, const struct lc_bench_case *kase,
+                    const struct lc_ways_entrant *last, int n_last, double budget_s,
+                    struct lc_ways_entrant *out, int *n)
+{
+    struct lc_deadline first_end = lc_deadline_in_ms((int64_t)(budget_s * FIRST_SHARE * 1e3));
+    struct lc_deadline end = lc_deadline_in_ms((int64_t)(budget_s * 1e3));
+    struct context c = { .job = job, .kase = kase, .field = out, .inner = 1 };
+    struct plan plan;
+    int slots;
+    int err;
+
+    lc_bench_case_text(kase, c.what, sizeof(c.what));
+    enter(&c);
+    err = lc_bench_prepare(job->bench, kase, c.what, &slots);
+    if (!err)
+        err = look(&c, last, n_last, first_end);
+    if (err)
+        return err;
+    plan = make_plan(&c, lc_deadline_left_ms(end) / 1e3);
+    err = agree(&c, &plan, sizeof(plan));
+    if (!err)
+        err = rounds(&c, &plan, end);
+    *n = c.n;
+    return err;
+}

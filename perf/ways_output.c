@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A line for people on stdout for each case, and a JSON document with a record for each way of it. */
+#include "perf/ways.h"
+
+#include "common/cleanup.h"
+#include "common/json.h"
+#include "common/profile.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct lc_ways_output {
+    const struct lc_ways_job *job;
+    char *temporary;
+    FILE *out; /* NULL: no JSON */
+    struct lc_json json;
+};
+
+static const char *const states[] = { "left",  "ruled-out", "same",    "slow",
+                                      "tried", "behind",    "measured" };
+
+static void key_string(struct lc_json *json, const char *key, const char *value)
+{
+    lc_json_key(json, key);
+    lc_json_string(json, value);
+}
+
+static void key_int(struct lc_json *json, const char *key, int64_t value)
+{
+    lc_json_key(json, key);
+    lc_json_int(json, value);
+}
+
+static void key_double(struct lc_json *json, const char *key, double value)
+{
+    lc_json_key(json, key);
+    lc_json_double(json, value);
+}
+
+static double percentile(const double *values, int n, double percent)
+{
+    double copy[LC_WAYS_ROUNDS];
+
+    memcpy(copy, values, (size_t)n * sizeof(*copy));
+    return lc_bench_percentile(copy, (size_t)n, percent);
+}
+
+/* What NCCL has taken. */
+static void choice_name(uint64_t choice, char out[LC_WAYS_NAME])
+{
+    const struct lc_way way = { .kind = LC_WAY_FORCED,
+                                .algorithm = choice >> 24 & 0xff,
+                                .protocol = choice >> 16 & 0xff,
+                                .channels = choice & 0xffff };
+
+    if (choice == 0 || way.algorithm >= LC_PROFILE_ALGORITHMS ||
+        way.protocol >= LC_PROFILE_PROTOCOLS)
+        snprintf(out, LC_WAYS_NAME, "unknown");
+    else
+        lc_way_name(&way, out);
+}
+
+int lc_ways_output_open(const struct lc_ways_job *job, int argc, char **argv,
+                        struct lc_ways_output **out)
+{
+    const char *path = job->options->bench.json;
+    struct lc_ways_output *output = calloc(1, sizeof(*output));
+
+    if (!output)
+        return -ENOMEM;
+    output->job = job;
+    if (path && asprintf(&output->temporary, "%s.tmp%d", path, (int)getpid()) < 0)
+        output->temporary = NULL;
+    output->out = output->temporary ? fopen(output->temporary, "we") : NULL;
+    if (path && !output->out) {
+        fprintf(stderr, "loongcomm-bench: cannot write %s: %s\n", path, strerror(errno));
+        free(output->temporary);
+        free(output);
+        return -EIO;
+    }
+    if (output->out) {
+        struct lc_json *json = &output->json;
+
+        lc_json_init(json, output->out);
+        lc_json_object(json);
+        key_string(json, "schema", "loongcomm.bench/1");
+        lc_bench_write_machine(json, job->bench);
+        lc_json_key(json, "command");
+        lc_json_array(json);
+        for (int i = 0; i < argc; i++)
+            lc_json_string(json, argv[i]);
+        lc_json_end(json);
+        key_int(json, "channels", job->channels[0]);
+        key_int(json, "wide_channels", job->channels[1]);
+        lc_json_key(json, "records");
+        lc_json_array(json);
+    }
+    printf(
+        "# loongcomm-bench ways: %d ranks on %s; ratio: NCCL's default / the way, median of rounds "
+        "(p10..p90); channels: %d, wide: %d\n",
+        job->bench->ranks, job->bench->machine.rig ? "the host rig" : job->bench->machine.gpu,
+        job->channels[0], job->channels[1]);
+    *out = output;
+    return 0;
+}
+
+static void write_record(struct lc_json *json, const struct lc_bench_case *kase,
+                         const struct lc_ways_entrant *e)
+{
+    char name[LC_WAYS_NAME];
+
+    lc_json_object(json);
+    key_string(json, "op", lc_bench_op_names[kase->op]);
+    key_int(json, "bytes", (int64_t)kase->bytes);
+    key_string(json, "dtype", lc_bench_dtypes[kase->dtype].name);
+    lc_json_key(json, "graph");
+    lc_json_bool(json, kase->graph);
+    lc_json_key(json, "verified"); /* the first call; a wrong result ends the run */
+    lc_json_bool(json, !kase->unchecked && e->first_us > 0);
+    lc_way_name(e->way, name);
+    key_string(json, "way", name);
+    key_string(json, "state", states[e->state]);
+    if (e->choice) {
+        choice_name(e->choice, name);
+        key_string(json, "choice", name);
+    }
+    if (e->first_us > 0)
+        key_double(json, "first_us", e->first_us);
+    if (e->rounds) {
+        key_double(json, "median_us", lc_ways_median(e->us, e->rounds));
+        lc_json_key(json, "ratio");
+        lc_json_object(json);
+        key_double(json, "median", lc_ways_median(e->ratio, e->rounds));
+        key_double(json, "p10", percentile(e->ratio, e->rounds, 10));
+        key_double(json, "p90", percentile(e->ratio, e->rounds, 90));
+        lc_json_key(json, "rounds");
+        lc_json_array(json);
+        for (int i = 0; i < e->rounds; i++)
+            lc_json_double(json, e->ratio[i]);
+        lc_json_end(json);
+        lc_json_end(json);
+    }
+    lc_json_end(json);
+}
+
+static void print_case(const struct lc_bench_case *kase, const struct lc_ways_entrant *field, int n)
+{
+    const struct lc_ways_entrant *best = NULL;
+    char size[32], name[LC_WAYS_NAME];
+    int counts[LC_WAY_MEASURED + 1] = { 0 };
+
+    lc_bench_size_text(kase->bytes, size, sizeof(size));
+    printf("%s %s:", lc_bench_op_names[kase->op], size);
+    for (int i = 0; i < n; i++) {
+        const struct lc_ways_entrant *e = &field[i];
+
+        counts[e->state] += e->way->kind == LC_WAY_FORCED;
+        if (e->state == LC_WAY_MEASURED && (!best || lc_ways_median(e->ratio, e->rounds) >
+                                                         lc_ways_median(best->ratio, best->rounds)))
+            best = e;
+        if (e->way->kind == LC_WAY_FORCED)
+            continue;
+        lc_way_name(e->way, name);
+        printf(" %s", name);
+        if (e->way->kind == LC_WAY_DEFAULT)
+            printf(" %.1f us", lc_ways_median(e->us, e->rounds));
+        else
+            printf(" %.3f (%.3f..%.3f)", lc_ways_median(e->ratio, e->rounds),
+                   percentile(e->ratio, e->rounds, 10), percentile(e->ratio, e->rounds, 90));
+        choice_name(e->choice, name);
+        printf(" [%s]", name);
+    }
+    if (best) {
+        lc_way_name(best->way, name);
+        printf(" best %s %.3f;", name, lc_ways_median(best->ratio, best->rounds));
+    }
+    printf(" %d rounds; ways: %d measured, %d behind, %d tried, %d slow, %d ruled out, "
+           "%d the same as others, %d left\n",
+           field[0].rounds, counts[LC_WAY_MEASURED], counts[LC_WAY_BEHIND], counts[LC_WAY_TRIED],
+           counts[LC_WAY_SLOW], counts[LC_WAY_RULED_OUT], counts[LC_WAY_SAME], counts[LC_WAY_LEFT]);
+    fflush(stdout);
+}
+
+void lc_ways_output_case(struct lc_ways_output *output, const struct lc_bench_case *kase,
+                         const struct lc_ways_entrant *field, int n)
+{
+    print_case(kase, field, n);
+    for (int i = 0; output->out && i < n; i++)
+        write_record(&output->json, kase, &field[i]);
+}
+
+/* A file appears whole or not at all. */
+int lc_ways_output_close(struct lc_ways_output *output, int left, bool good)
+{
+    const char *path = output->job->options->bench.json;
+    int err = 0;
+
+    if (left > 0)
+        printf("%d cases are left: the time is up\n", left);
+    if (output->out) {
+        lc_json_end(&output->json);
+        key_int(&output->json, "left", left > 0 ? left : 0);
+        lc_json_end(&output->json);
+        err = good ? lc_json_finish(&output->json) : 0;
+        if (fclose(output->out))
+            err = -EIO;
+        if (good && !err && rename(output->temporary, path))
+            err = -errno;
+        if (err)
+            fprintf(stderr, "loongcomm-bench: cannot write %s: %s\n", path, strerror(-err));
+        if (err || !good)
+            unlink(output->temporary);
+    }
+    free(output->temporary);
+    free(output);
+    return err;
+}
