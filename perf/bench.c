@@ -271,6 +271,8 @@ int main(int argc, char **argv)
     /* worker LAUNCHER VARIANT: see exec_worker in launcher.c, which leaves it these descriptors */
     if (strcmp(what, "worker") == 0 && argc == 4)
         return lc_bench_worker(3, 4, (pid_t)atoi(argv[2]), argv[3]);
+    if (strcmp(what, "ways") == 0)
+        return lc_bench_ways(argc - 1, argv + 1);
     if (asks_for_help(argc, argv)) {
         (strcmp(what, "net") == 0 ? lc_bnet_usage : lc_bench_usage)(stdout);
         return EXIT_SUCCESS;

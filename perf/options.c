@@ -12,6 +12,7 @@
 
 static const char usage_text[] =
     "usage: loongcomm-bench alltoall|allreduce|reducescatter|allgather [options]\n"
+    "       loongcomm-bench ways [options]     NCCL's ways in turns of one job: ways --help\n"
     "       loongcomm-bench net [options]      the network plugin beside a socket: net --help\n"
     "       loongcomm-bench compare [--threshold PERCENT] [--force] REFERENCE.json NEW.json\n"
     "       loongcomm-bench plot RESULT.json... >PICTURE.svg\n"
