@@ -22,7 +22,9 @@ static const char help[] =
     "profile of it (LOONGCOMM_PROFILE): sums, all-to-alls and sends through memory that ranks map\n"
     "from each other, and NCCL's algorithms, protocols and channels. A rule stands where nine of ten\n"
     "rounds gain more than 2 %, and more than equal sides differ by chance, and then do so in a\n"
-    "second run, also between the sizes. The most valuable is tried first. Nothing else should use\n"
+    "second run, also between the sizes; one for NCCL's own ways where the median of the rounds gains\n"
+    "2 %, and more than equal sides differ. Those all take turns in one job, which comes first. The\n"
+    "most valuable is tried first. Nothing else should use\n"
     "the GPUs. Where ranks share one, MPS has to run; LD_LIBRARY_PATH names the folders of\n"
     "libnccl.so.2 and libcudart.so (`perf/run tune` sees to both).\n"
     "\n"
@@ -263,14 +265,10 @@ static bool is_wanted(const struct tuning *t, const struct lc_tune_step *step)
 
     if (step->kind == LC_TUNE_RINGS && lacks_rings(t))
         return false;
-    if (step->kind == LC_TUNE_NCCL)
+    if (lc_tune_step_is_turn(step))
         return t->tools.plugin[0] && (!only || strcmp(only, "nccl") == 0);
-    if (step->kind == LC_TUNE_EQUAL && only)
-        return step->way.op == LC_PROFILE_ALL_GATHER  ? strcmp(only, "nccl") == 0
-               : step->way.op > LC_PROFILE_ALL_REDUCE ? strcmp(only, "rings") == 0
-                                                      : true;
-    if (step->kind == LC_TUNE_EQUAL)
-        return step->way.op <= LC_PROFILE_ALL_REDUCE || !lacks_rings(t);
+    if (step->kind == LC_TUNE_EQUAL && lacks_rings(t))
+        return false;
     return !only || strcmp(only, "rings") == 0;
 }
 
@@ -297,37 +295,36 @@ static int compare(struct tuning *t, const struct lc_tune_run *run, struct lc_tu
 }
 
 /* The first figures say which machine it is; later ones must be of the same. */
-static int same_machine(struct tuning *t, const struct lc_tune_found *found)
+static int same_machine(struct tuning *t, int nccl, int ranks, int nodes, bool rig, const char *why)
 {
     struct lc_tune_results *r = &t->results;
 
-    if (found->rig && strcmp(r->gpu, "none") != 0) {
+    if (rig && strcmp(r->gpu, "none") != 0) {
         lc_cli_say(
             "tune: loongcomm-bench has used its host stand-in, not the GPUs of this machine: "
             "LD_LIBRARY_PATH has to name the folders of the real libnccl.so.2 and libcudart.so");
         return -EINVAL;
     }
     if (!r->nccl) {
-        r->nccl = found->nccl;
-        r->ranks = found->ranks;
-        r->nodes = found->nodes;
-        if (found->why[0]) /* once: it says the same again */
-            lc_cli_say("tune: %s", found->why);
+        r->nccl = nccl;
+        r->ranks = ranks;
+        r->nodes = nodes;
+        if (why[0]) /* once: it says the same again */
+            lc_cli_say("tune: %s", why);
         return lc_tune_check_out(t->options->out, r);
     }
-    if (r->nccl == found->nccl && r->ranks == found->ranks && r->nodes == found->nodes)
+    if (r->nccl == nccl && r->ranks == ranks && r->nodes == nodes)
         return 0;
     lc_cli_say("tune: %s was measured with NCCL %d.%d.%d and %d ranks on %d nodes, and here are "
                "%d.%d.%d and %d on %d: go without --resume",
                t->part, r->nccl / 10000, r->nccl / 100 % 100, r->nccl % 100, r->ranks, r->nodes,
-               found->nccl / 10000, found->nccl / 100 % 100, found->nccl % 100, found->ranks,
-               found->nodes);
+               nccl / 10000, nccl / 100 % 100, nccl % 100, ranks, nodes);
     return -EINVAL;
 }
 
 static int take(struct tuning *t, int step, const struct lc_tune_found *found)
 {
-    int err = same_machine(t, found);
+    int err = same_machine(t, found->nccl, found->ranks, found->nodes, found->rig, found->why);
 
     for (int i = 0; i < found->n && !err; i++)
         err = lc_tune_add(&t->results, step, found->at[i].bytes, &found->at[i].ratio);
@@ -368,7 +365,7 @@ static int measure_step(struct tuning *t, int step, double budget_s)
     lc_tune_step_name(s, name, sizeof(name));
     run.ranks = t->results.ranks;
     run.settle_s = settle_s(t, s->kind);
-    run.wire = s->kind == LC_TUNE_NCCL ? 0 : s->way.protocol;
+    run.wire = s->way.protocol;
     run.sizes = sizes;
     for (int i = 0; i < t->options->n_sizes; i++) {
         if (lc_tune_step_takes(s, t->options->size[i]))
@@ -376,7 +373,7 @@ static int measure_step(struct tuning *t, int step, double budget_s)
     }
     if (run.n_sizes == 0)
         return 0;
-    if (s->kind == LC_TUNE_RINGS || s->kind == LC_TUNE_NCCL)
+    if (s->kind == LC_TUNE_RINGS)
         err = lc_tune_write_candidate(t->tools.candidate, &t->results, s);
     if (err)
         return err;
@@ -416,16 +413,133 @@ static double plan(const struct tuning *t, int open, double settle)
     return left <= 0 || budget + fixed > left ? -1 : budget;
 }
 
+/* --- NCCL's ways: turns of one job --- */
+
+#define OTHERS_SHARE 0.3 /* of the time, for them, where there are rings to be tried as well */
+
+static double turns_budget(const struct tuning *t)
+{
+    double left = left_s(t) - CONFIRM_SHARE * t->total_s - t->fixed_s;
+    bool alone = t->options->only != NULL; /* "nccl": else there are no turns */
+
+    if (!alone)
+        left = left < OTHERS_SHARE * t->total_s ? left : OTHERS_SHARE * t->total_s;
+    if (left < 0.1 && !t->results.nccl && t->total_s > 0)
+        return 0.1; /* something is always measured */
+    return left;
+}
+
+static bool list_turns(const struct tuning *t, bool wanted[LC_TUNE_STEPS],
+                       struct lc_tune_turns *turns)
+{
+    bool any = false;
+
+    for (int i = 0; i < lc_tune_n_steps; i++) {
+        const struct lc_tune_step *step = &lc_tune_steps[i];
+        uint8_t op = step->way.op;
+
+        wanted[i] = lc_tune_step_is_turn(step) && t->results.state[i] == LC_TUNE_OPEN &&
+                    is_wanted(t, step);
+        if (!wanted[i] || turns->n_sizes[op])
+            continue;
+        any = true;
+        for (int k = 0; k < t->options->n_sizes; k++)
+            turns->sizes[op][turns->n_sizes[op]++] = t->options->size[k];
+    }
+    return any;
+}
+
+/* What one step has of the turns, as if it had been a run of its own. */
+static void print_turns(const struct lc_tune_turned *turned, int step, const char *name)
+{
+    static struct lc_tune_found found;
+
+    found = (struct lc_tune_found){ .taken = -1 };
+    for (size_t i = 0; i < turned->n && found.n < LC_TUNE_POINTS; i++) {
+        if (turned->turns[i].step == step)
+            found.at[found.n++] = turned->turns[i].at;
+    }
+    if (found.n)
+        lc_tune_print_figures(name, &found);
+}
+
+static int turn(struct tuning *t, const struct lc_tune_turns *turns, struct lc_tune_turned *out)
+{
+    int64_t begin = lc_now_ns();
+    int err = lc_tune_take_turns(&t->tools, turns, out);
+    double over = (double)(lc_now_ns() - begin) / 1e9 - turns->budget_s;
+
+    wipe(t);
+    if (!err)
+        t->fixed_s = over > 0 ? over : 0;
+    return err;
+}
+
+static int take_turned(struct tuning *t, const bool wanted[LC_TUNE_STEPS],
+                       const struct lc_tune_turned *turned)
+{
+    int err = same_machine(t, turned->nccl, turned->ranks, turned->nodes, turned->rig, turned->why);
+
+    for (size_t i = 0; i < turned->n && !err; i++) {
+        const struct lc_tune_turn *one = &turned->turns[i];
+
+        if (one->step >= 0 && wanted[one->step])
+            err = lc_tune_add(&t->results, one->step, one->at.bytes, &one->at.ratio);
+    }
+    for (int i = 0; i < lc_tune_n_steps && !err; i++) {
+        char name[LC_TUNE_LINE];
+
+        if (!wanted[i])
+            continue;
+        if (!turned->left) /* else the next call has to begin anew: sizes are missing */
+            t->results.state[i] = LC_TUNE_DONE;
+        lc_tune_step_name(&lc_tune_steps[i], name, sizeof(name));
+        if (!t->options->question.json)
+            print_turns(turned, i, name);
+    }
+    return err ? err : lc_tune_save(&t->results, t->part);
+}
+
+static int measure_turns(struct tuning *t)
+{
+    bool wanted[LC_TUNE_STEPS] = { false };
+    struct lc_tune_turns turns = { .wanted = wanted, .budget_s = turns_budget(t) };
+    struct lc_tune_turned turned;
+    int err;
+
+    if (!list_turns(t, wanted, &turns) || turns.budget_s <= 0)
+        return 0;
+    show(t, 1, count_open(t), "NCCL's ways, in turns of one job");
+    err = turn(t, &turns, &turned);
+    if (err) {
+        lc_cli_say("tune: NCCL's ways cannot be measured: %s", turned.why);
+        for (int i = 0; i < lc_tune_n_steps; i++) {
+            if (wanted[i])
+                t->results.state[i] = LC_TUNE_FAILED;
+        }
+        t->failures++;
+        err = t->results.nccl ? lc_tune_save(&t->results, t->part) : -EIO;
+    } else {
+        err = take_turned(t, wanted, &turned);
+    }
+    free(turned.turns);
+    return err;
+}
+
 static int measure_all(struct tuning *t)
 {
+    int err = measure_turns(t);
     int of = count_open(t);
+
+    if (err)
+        return err;
 
     for (int i = 0; i < lc_tune_n_steps; i++) {
         char name[LC_TUNE_LINE];
         double budget;
-        int err;
 
-        if (t->results.state[i] != LC_TUNE_OPEN || !is_wanted(t, &lc_tune_steps[i]))
+        if (t->results.state[i] != LC_TUNE_OPEN || !is_wanted(t, &lc_tune_steps[i]) ||
+            lc_tune_step_is_turn(&lc_tune_steps[i]))
             continue;
         budget = plan(t, count_open(t), settle_s(t, lc_tune_steps[i].kind));
         if (budget < 0)
@@ -468,7 +582,7 @@ static int confirm(struct tuning *t, struct lc_tune_choice *choice,
         lc_cli_say("tune: the chosen rules cannot be measured, and are dropped: %s", found.why);
         found.n = 0;
         t->failures++;
-    } else if (same_machine(t, &found) != 0) {
+    } else if (same_machine(t, found.nccl, found.ranks, found.nodes, found.rig, found.why) != 0) {
         return -EINVAL;
     } else if (!t->options->question.json) {
         (void)snprintf(name, sizeof(name), "again: %s %s%s",
@@ -480,16 +594,88 @@ static int confirm(struct tuning *t, struct lc_tune_choice *choice,
     return 0;
 }
 
+/* The same for all that NCCL is to do another way, in one job. `choices`: one a place. */
+static int confirm_turns(struct tuning *t, struct lc_tune_choice *choices,
+                         const struct lc_tune_rule *rules, int n)
+{
+    struct lc_tune_turns turns = { .budget_s = left_s(t) - t->fixed_s };
+    struct lc_tune_turned turned;
+    int err = lc_tune_write_rules(t->tools.candidate, &t->results, rules, n);
+
+    if (err)
+        return err;
+    if (turns.budget_s < CONFIRM_SHARE * t->total_s / 2)
+        turns.budget_s = CONFIRM_SHARE * t->total_s / 2;
+    for (int p = 0; p < lc_tune_n_places; p++) {
+        uint8_t op = lc_tune_places[p].op;
+
+        if (lc_tune_places[p].kind == LC_TUNE_NCCL)
+            turns.n_sizes[op] = lc_tune_recheck_sizes(&choices[p], turns.sizes[op],
+                                                      LC_TUNE_POINTS / 2);
+    }
+    show(t, 1, 1, "confirming NCCL's ways");
+    err = turn(t, &turns, &turned);
+    if (err) {
+        lc_cli_say("tune: the chosen rules cannot be measured, and are dropped: %s", turned.why);
+        turned.n = 0;
+        t->failures++;
+    } else if (same_machine(t, turned.nccl, turned.ranks, turned.nodes, turned.rig, turned.why)) {
+        free(turned.turns);
+        return -EINVAL;
+    }
+    for (int p = 0; p < lc_tune_n_places; p++) {
+        struct lc_tune_recheck again[LC_TUNE_POINTS];
+        int count = 0;
+
+        for (size_t i = 0; i < turned.n && count < LC_TUNE_POINTS; i++) {
+            if (turned.turns[i].step < 0 && turned.turns[i].op == lc_tune_places[p].op)
+                again[count++] = turned.turns[i].at;
+        }
+        if (lc_tune_places[p].kind == LC_TUNE_NCCL)
+            lc_tune_confirm(&choices[p], again, count);
+    }
+    if (!err && !t->options->question.json)
+        print_turns(&turned, -1, "again: nccl");
+    free(turned.turns);
+    return 0;
+}
+
+/* Rules for NCCL; the number or -errno. */
+static int choose_turns(struct tuning *t, struct lc_tune_rule *rules)
+{
+    static struct lc_tune_choice choices[LC_TUNE_PLACES];
+    int n = 0;
+    int err;
+
+    for (int p = 0; p < lc_tune_n_places; p++) {
+        if (lc_tune_places[p].kind != LC_TUNE_NCCL)
+            continue;
+        lc_tune_choose(&t->results, &lc_tune_places[p], &choices[p]);
+        n += lc_tune_rules(&choices[p], t->results.ranks, t->results.nodes, rules + n);
+    }
+    if (n == 0)
+        return 0;
+    err = confirm_turns(t, choices, rules, n);
+    n = 0;
+    for (int p = 0; p < lc_tune_n_places && !err; p++) {
+        if (lc_tune_places[p].kind == LC_TUNE_NCCL)
+            n += lc_tune_rules(&choices[p], t->results.ranks, t->results.nodes, rules + n);
+    }
+    return err ? err : n;
+}
+
 /* Rules of all places; the number or -errno. */
 static int choose(struct tuning *t, struct lc_tune_rule *rules)
 {
     static struct lc_tune_choice choice;
-    int n = 0;
+    int n = 0, count_turns;
 
     for (int p = 0; p < lc_tune_n_places; p++) {
         struct lc_tune_rule own[2 * LC_TUNE_POINTS];
         int err, count;
 
+        if (lc_tune_places[p].kind == LC_TUNE_NCCL)
+            continue;
         lc_tune_choose(&t->results, &lc_tune_places[p], &choice);
         if (!lc_tune_has_rules(&choice))
             continue;
@@ -499,7 +685,8 @@ static int choose(struct tuning *t, struct lc_tune_rule *rules)
             return err;
         n += lc_tune_rules(&choice, t->results.ranks, t->results.nodes, rules + n);
     }
-    return n;
+    count_turns = choose_turns(t, rules + n);
+    return count_turns < 0 ? count_turns : n + count_turns;
 }
 
 /* Figures of other sizes or data, or of calls in graphs, are no figures of these. */
@@ -572,7 +759,7 @@ static void finish(struct tuning *t, const struct lc_tune_rule *rules, int n)
 
 static int tune(const struct options *options)
 {
-    static struct lc_tune_rule rules[2 * LC_TUNE_POINTS * 8];
+    static struct lc_tune_rule rules[2 * LC_TUNE_POINTS * LC_TUNE_PLACES];
     static struct tuning t;
     int n = 0, err;
 

@@ -15,23 +15,26 @@
 
 #define LC_TUNE_LINE   192 /* room for a rule, or a step, as a line */
 #define LC_TUNE_HOW    512
-#define LC_TUNE_STEPS  64
+#define LC_TUNE_STEPS  128
+#define LC_TUNE_PLACES 9
 #define LC_TUNE_SIZES  32                  /* that one step measures, at most */
 #define LC_TUNE_POINTS (2 * LC_TUNE_SIZES) /* the sizes and what is between them */
 
-/* What a side of loongcomm-bench is compared with plain NCCL for. */
+/* What is compared with plain NCCL: the second side of a run of loongcomm-bench, or one of NCCL's ways, all of which take
+ * turns in one job (`loongcomm-bench ways`). */
 enum lc_tune_kind {
     LC_TUNE_EQUAL, /* NCCL again: how far equal sides differ */
     LC_TUNE_CAST,  /* bf16 through NCCL, which a rule for a bf16 wire competes with */
     LC_TUNE_RINGS, /* the way is a rule's */
-    LC_TUNE_NCCL,
+    LC_TUNE_NCCL,  /* the same, a turn of the one job */
+    LC_TUNE_AGAIN, /* of which this is NCCL's default again */
     LC_TUNE_KINDS,
 };
 
 struct lc_tune_step {
     enum lc_tune_kind kind;
     struct lc_profile_rule
-        way; /* without ranks, nodes and range; EQUAL and CAST: operation and wire alone */
+        way; /* without ranks, nodes and range; EQUAL, CAST and AGAIN: operation and wire alone */
 };
 
 /* Ratios NCCL / side of one size: above 1 the side is faster. */
@@ -67,6 +70,7 @@ extern const struct lc_tune_step lc_tune_steps[];
 extern const int lc_tune_n_steps;
 void lc_tune_step_name(const struct lc_tune_step *step, char *out, size_t size);
 bool lc_tune_step_takes(const struct lc_tune_step *step, uint64_t bytes);
+bool lc_tune_step_is_turn(const struct lc_tune_step *step); /* of the one job */
 
 /* tune_output.c. Beside its name, then renamed: whoever reads it sees all or nothing. 0 or -errno, after a line on standard
  * error. */
@@ -163,10 +167,53 @@ struct lc_tune_found {
     char why[512]; /* of a failure, or what the bench warns of */
 };
 
+/* NCCL's ways in one job, for sums and all-gathers at sizes of their own. */
+struct lc_tune_turns {
+    const bool *wanted;          /* of the steps; NULL: none, but what the candidate says */
+    int n_sizes[LC_PROFILE_OPS]; /* 0: not this operation */
+    uint64_t sizes[LC_PROFILE_OPS][LC_TUNE_POINTS];
+    double budget_s;
+};
+
+struct lc_tune_turn {
+    int step; /* -1: what the tuner made of the candidate */
+    uint8_t op;
+    struct lc_tune_recheck at;
+};
+
+struct lc_tune_turned {
+    int nccl, ranks, nodes;
+    bool rig;
+    int left;                   /* sizes that time did not allow */
+    struct lc_tune_turn *turns; /* the caller's to free */
+    size_t n, room;
+    char why[512];
+};
+
 int lc_tune_find_tools(
     struct lc_tune_tools *out); /* 0, or -ENOENT after a line on standard error */
 int lc_tune_compare(const struct lc_tune_tools *tools, const struct lc_tune_run *run,
                     struct lc_tune_found *out);
+
+/* For the command lines of both. */
+#define LC_TUNE_ARGS   512
+#define LC_TUNE_WAIT_S 60 /* for one rank's answer */
+struct lc_tune_command {
+    char *word[LC_TUNE_ARGS];
+    int n;
+    char text[32768]; /* of the words that are made here */
+    size_t used;
+};
+void lc_tune_word(struct lc_tune_command *command, const char *word);
+__attribute__((format(printf, 2, 3))) void lc_tune_wordf(struct lc_tune_command *command,
+                                                         const char *format, ...);
+const char *lc_tune_bench_op(uint8_t op);
+int lc_tune_nccl_version(const char *text); /* as ncclGetVersion counts; 0: not understood */
+char *lc_tune_read_text(const char *path);  /* NULL; the caller's to free */
+
+/* tune_turns.c */
+int lc_tune_take_turns(const struct lc_tune_tools *tools, const struct lc_tune_turns *turns,
+                       struct lc_tune_turned *out);
 
 /* tune_output.c */
 

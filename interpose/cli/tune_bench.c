@@ -16,10 +16,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define ARGS_MAX   256
 #define JSON_MAX   ((size_t)4 << 20)
 #define PLUGIN_MAX 250    /* NCCL cuts longer paths */
-#define WAIT_S     60     /* for one rank's answer */
 #define BEYOND_MS  180000 /* what a run may last beyond its budget */
 
 int lc_tune_find_tools(struct lc_tune_tools *out)
@@ -36,22 +34,13 @@ int lc_tune_find_tools(struct lc_tune_tools *out)
     return 0;
 }
 
-/* Words of the command line; `text` holds those that are made here. */
-struct command {
-    char *word[ARGS_MAX];
-    int n;
-    char text[8192];
-    size_t used;
-};
-
-static void add(struct command *command, const char *word)
+void lc_tune_word(struct lc_tune_command *command, const char *word)
 {
-    if (command->n < ARGS_MAX - 1)
+    if (command->n < LC_TUNE_ARGS - 1)
         command->word[command->n++] = (char *)word;
 }
 
-__attribute__((format(printf, 2, 3))) static void addf(struct command *command, const char *format,
-                                                       ...)
+void lc_tune_wordf(struct lc_tune_command *command, const char *format, ...)
 {
     size_t room = sizeof(command->text) - command->used;
     char *at = command->text + command->used;
@@ -64,31 +53,26 @@ __attribute__((format(printf, 2, 3))) static void addf(struct command *command, 
     if (length < 0 || (size_t)length >= room)
         return; /* the longest command fits */
     command->used += (size_t)length + 1;
-    add(command, at);
+    lc_tune_word(command, at);
 }
 
-static void add_env(struct command *command, const char *name, const char *value)
+static void add_env(struct lc_tune_command *command, const char *name, const char *value)
 {
-    add(command, "--env-b");
-    addf(command, "%s=%s", name, value);
+    lc_tune_word(command, "--env-b");
+    lc_tune_wordf(command, "%s=%s", name, value);
 }
 
-static void add_side(struct command *command, const struct lc_tune_tools *tools,
+static void add_side(struct lc_tune_command *command, const struct lc_tune_tools *tools,
                      const struct lc_tune_run *run)
 {
     bool bf16 = run->kind == LC_TUNE_CAST || run->wire;
 
-    if (run->kind == LC_TUNE_EQUAL || run->kind == LC_TUNE_NCCL)
-        add(command, "--no-preload");
-    if (run->kind == LC_TUNE_EQUAL)
-        return;
-    add_env(command, "LOONGCOMM_ENABLE", "yes");
-    add_env(command, "LOONGCOMM_PROFILE", run->kind == LC_TUNE_CAST ? "" : tools->candidate);
-    if (run->kind == LC_TUNE_NCCL) {
-        add_env(command, "LOONGCOMM_PROFILE_TRUST", "yes"); /* from the first call on */
-        add_env(command, "NCCL_TUNER_PLUGIN", tools->plugin);
+    if (run->kind == LC_TUNE_EQUAL) {
+        lc_tune_word(command, "--no-preload");
         return;
     }
+    add_env(command, "LOONGCOMM_ENABLE", "yes");
+    add_env(command, "LOONGCOMM_PROFILE", run->kind == LC_TUNE_CAST ? "" : tools->candidate);
     add_env(command, "LOONGCOMM_PEER", run->kind == LC_TUNE_RINGS ? "auto" : "off");
     add_env(command, "LOONGCOMM_ALLREDUCE_WIRE", bf16 ? "bf16" : "data");
     add_env(command, "LOONGCOMM_MIN_BYTES", "0");
@@ -96,12 +80,12 @@ static void add_side(struct command *command, const struct lc_tune_tools *tools,
     add_env(command, "LOONGCOMM_DIR", tools->reports);
     add_env(command, "LOONGCOMM_EXACT", "fp32");
     if (bf16) {
-        add(command, "--bits"); /* sums that bf16 holds */
-        add(command, "8");
+        lc_tune_word(command, "--bits"); /* sums that bf16 holds */
+        lc_tune_word(command, "8");
     }
 }
 
-static const char *bench_op(uint8_t op)
+const char *lc_tune_bench_op(uint8_t op)
 {
     switch (op) {
     case LC_PROFILE_ALL_REDUCE: return "allreduce";
@@ -129,7 +113,7 @@ static int first_size(const struct lc_tune_run *run)
     return first;
 }
 
-static void add_sizes(struct command *command, const struct lc_tune_run *run)
+static void add_sizes(struct lc_tune_command *command, const struct lc_tune_run *run)
 {
     char list[1024];
     int first = first_size(run);
@@ -141,38 +125,38 @@ static void add_sizes(struct command *command, const struct lc_tune_run *run)
             used += snprintf(list + used, sizeof(list) - (size_t)used, ",%" PRIu64,
                              run->sizes[i] * parts(run->op, run->ranks));
     }
-    add(command, "--sizes");
-    addf(command, "%s", list);
+    lc_tune_word(command, "--sizes");
+    lc_tune_wordf(command, "%s", list);
 }
 
 static void build(const struct lc_tune_tools *tools, const struct lc_tune_run *run,
-                  struct command *command)
+                  struct lc_tune_command *command)
 {
     for (char *const *word = tools->launcher; word && *word; word++)
-        add(command, *word);
-    add(command, tools->bench);
-    add(command, bench_op(run->op));
+        lc_tune_word(command, *word);
+    lc_tune_word(command, tools->bench);
+    lc_tune_word(command, lc_tune_bench_op(run->op));
     add_sizes(command, run);
-    add(command, "--types");
-    add(command, run->two_types ? "f32,bf16" : "f32");
-    add(command, "--live");
-    add(command, tools->live);
+    lc_tune_word(command, "--types");
+    lc_tune_word(command, run->two_types ? "f32,bf16" : "f32");
+    lc_tune_word(command, "--live");
+    lc_tune_word(command, tools->live);
     if (run->op == LC_PROFILE_SEND)
-        add(command, "--sendrecv");
+        lc_tune_word(command, "--sendrecv");
     if (tools->ranks) {
-        add(command, "--ranks");
-        addf(command, "%d", tools->ranks);
+        lc_tune_word(command, "--ranks");
+        lc_tune_wordf(command, "%d", tools->ranks);
     }
     if (tools->graph)
-        add(command, "--graph");
-    add(command, "--budget");
-    addf(command, "%.2f", run->budget_s < 0.1 ? 0.1 : run->budget_s);
-    add(command, "--settle");
-    addf(command, "%.2f", run->settle_s);
-    add(command, "--timeout");
-    addf(command, "%d", WAIT_S);
-    add(command, "--json");
-    add(command, tools->json);
+        lc_tune_word(command, "--graph");
+    lc_tune_word(command, "--budget");
+    lc_tune_wordf(command, "%.2f", run->budget_s < 0.1 ? 0.1 : run->budget_s);
+    lc_tune_word(command, "--settle");
+    lc_tune_wordf(command, "%.2f", run->settle_s);
+    lc_tune_word(command, "--timeout");
+    lc_tune_wordf(command, "%d", LC_TUNE_WAIT_S);
+    lc_tune_word(command, "--json");
+    lc_tune_word(command, tools->json);
     add_side(command, tools, run);
     command->word[command->n] = NULL;
 }
@@ -212,7 +196,7 @@ static void take_record(struct reader *reader)
         out->at[out->n++] = (struct lc_tune_recheck){ reader->bytes, *ratio };
 }
 
-static int version(const char *text)
+int lc_tune_nccl_version(const char *text)
 {
     int part[3];
 
@@ -226,7 +210,7 @@ static void visit(const char *path, const char *value, void *arg)
     struct reader *reader = arg;
 
     if (strcmp(path, "machine.nccl") == 0)
-        reader->out->nccl = version(value);
+        reader->out->nccl = lc_tune_nccl_version(value);
     else if (strcmp(path, "machine.rig") == 0)
         reader->out->rig = strcmp(value, "true") == 0;
     else if (strcmp(path, "machine.ranks") == 0)
@@ -253,7 +237,7 @@ static int by_size(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static char *read_text(const char *path)
+char *lc_tune_read_text(const char *path)
 {
     lc_autofclose FILE *in = fopen(path, "re");
     char *text = in ? malloc(JSON_MAX + 1) : NULL;
@@ -294,7 +278,7 @@ static double read_reports(const char *folder)
 
         if (entry->d_name[0] == '.' || asprintf(&path, "%s/%s", folder, entry->d_name) < 0)
             continue;
-        text = read_text(path);
+        text = lc_tune_read_text(path);
         if (text)
             (void)lc_cli_json_walk(text, visit_report, &calls);
         (void)unlink(path);
@@ -307,7 +291,7 @@ static double read_reports(const char *folder)
 
 static int read_json(const char *path, uint64_t n_parts, struct lc_tune_found *out)
 {
-    lc_autofree char *text = read_text(path);
+    lc_autofree char *text = lc_tune_read_text(path);
     struct reader reader = { .out = out, .parts = n_parts };
 
     if (!text) {
@@ -327,7 +311,7 @@ int lc_tune_compare(const struct lc_tune_tools *tools, const struct lc_tune_run 
                     struct lc_tune_found *out)
 {
     static struct lc_cli_outcome outcome;
-    static struct command command;
+    static struct lc_tune_command command;
     struct lc_cli_child child = { .argv = command.word,
                                   .timeout_ms = (int64_t)(run->budget_s * 3000) + BEYOND_MS };
     int err = -EIO;

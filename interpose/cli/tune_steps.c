@@ -34,6 +34,13 @@ enum {
             .op = (what) \
         }                \
     }
+#define AGAIN(what)      \
+    {                    \
+        LC_TUNE_AGAIN,   \
+        {                \
+            .op = (what) \
+        }                \
+    }
 #define CAST(what)                         \
     {                                      \
         LC_TUNE_CAST,                      \
@@ -58,33 +65,42 @@ enum {
         }                                                                                  \
     }
 
-/* Channels are tried for the one protocol that uses many. */
+/* A communicator has a few channels, and more are the same as those few: that is seen when it is there. */
+#define CHANNELS(what, how, proto)                                                   \
+    NCCL(what, how, proto, 0), NCCL(what, how, proto, 1), NCCL(what, how, proto, 2), \
+        NCCL(what, how, proto, 4), NCCL(what, how, proto, 8)
+
 const struct lc_tune_step lc_tune_steps[] = {
+    AGAIN(AR),
+    AGAIN(RS),
+    AGAIN(AG),
+    CHANNELS(AR, TREE, LL),
+    CHANNELS(AR, TREE, LL128),
+    CHANNELS(AR, TREE, SIMPLE),
+    CHANNELS(AR, RING, LL),
+    CHANNELS(AR, RING, LL128),
+    CHANNELS(AR, RING, SIMPLE),
+    CHANNELS(RS, RING, LL),
+    CHANNELS(RS, RING, LL128),
+    CHANNELS(RS, RING, SIMPLE),
+    CHANNELS(RS, PAT, SIMPLE),
+    CHANNELS(AG, RING, LL),
+    CHANNELS(AG, RING, LL128),
+    CHANNELS(AG, RING, SIMPLE),
+    CHANNELS(AG, PAT, SIMPLE),
+    NCCL(AR, NVLS, SIMPLE, 0),
     EQUAL(AR),
     RINGS(AR, EXACT, TWO_SHOT, 32),
     RINGS(AR, EXACT, ONE_SHOT, 16),
     EQUAL(AA),
     RINGS(AA, EXACT, EXCHANGE, 32),
-    NCCL(AR, TREE, LL, 0),
-    NCCL(AR, RING, LL, 0),
-    NCCL(AR, TREE, SIMPLE, 0),
-    NCCL(AR, RING, SIMPLE, 0),
     CAST(AR),
     RINGS(AR, BF16, TWO_SHOT, 32),
     RINGS(AR, EXACT, TWO_SHOT, 16),
-    NCCL(AR, RING, LL128, 0),
-    NCCL(AR, TREE, LL128, 0),
     EQUAL(SR),
     RINGS(SR, EXACT, EXCHANGE, 32),
     EQUAL(RS),
     RINGS(RS, EXACT, TWO_SHOT, 32),
-    NCCL(RS, RING, LL, 0),
-    NCCL(RS, RING, SIMPLE, 0),
-    NCCL(RS, PAT, SIMPLE, 0),
-    EQUAL(AG),
-    NCCL(AG, RING, LL, 0),
-    NCCL(AG, RING, SIMPLE, 0),
-    NCCL(AG, PAT, SIMPLE, 0),
     RINGS(AR, EXACT, ONE_SHOT, 4),
     RINGS(AR, EXACT, TWO_SHOT, 8),
     RINGS(AA, EXACT, EXCHANGE, 16),
@@ -98,15 +114,6 @@ const struct lc_tune_step lc_tune_steps[] = {
     RINGS(RS, BF16, TWO_SHOT, 16),
     RINGS(AA, EXACT, EXCHANGE, 8),
     RINGS(SR, EXACT, EXCHANGE, 8),
-    NCCL(AR, RING, SIMPLE, 2),
-    NCCL(AR, RING, SIMPLE, 4),
-    NCCL(AR, RING, SIMPLE, 8),
-    NCCL(AR, TREE, SIMPLE, 4),
-    NCCL(AR, NVLS, SIMPLE, 0),
-    NCCL(RS, RING, LL128, 0),
-    NCCL(AG, RING, LL128, 0),
-    NCCL(RS, RING, SIMPLE, 4),
-    NCCL(AG, RING, SIMPLE, 4),
 };
 const int lc_tune_n_steps = (int)(sizeof(lc_tune_steps) / sizeof(*lc_tune_steps));
 _Static_assert(sizeof(lc_tune_steps) / sizeof(*lc_tune_steps) <= LC_TUNE_STEPS, "room for each");
@@ -120,6 +127,11 @@ bool lc_tune_step_takes(const struct lc_tune_step *step, uint64_t bytes)
            bytes <= ONE_SHOT_BYTES;
 }
 
+bool lc_tune_step_is_turn(const struct lc_tune_step *step)
+{
+    return step->kind == LC_TUNE_NCCL || step->kind == LC_TUNE_AGAIN;
+}
+
 void lc_tune_step_name(const struct lc_tune_step *step, char *out, size_t size)
 {
     static const char *const kernels[] = { "one-shot", "two-shot", "exchange" };
@@ -128,6 +140,7 @@ void lc_tune_step_name(const struct lc_tune_step *step, char *out, size_t size)
 
     switch (step->kind) {
     case LC_TUNE_EQUAL: (void)snprintf(out, size, "equal %s", op); break;
+    case LC_TUNE_AGAIN: (void)snprintf(out, size, "again %s", op); break;
     case LC_TUNE_CAST: (void)snprintf(out, size, "cast %s", op); break;
     case LC_TUNE_RINGS:
         (void)snprintf(out, size, "rings %s %s %s %u", op, way->protocol == BF16 ? "bf16" : "exact",

@@ -133,7 +133,9 @@ class Tune(CliTest):
             document = self.document(self.tune("--json", sizes="1k"))
             self.assertTrue(document["complete"])
             Tune.steps = [step["step"] for step in document["steps"]]
-            self.assertEqual([line for line in self.lines("log")], Tune.steps)
+            turns = [step for step in Tune.steps if step.startswith(("nccl", "again"))]
+            self.assertEqual(self.lines("log"), ["turns"] + Tune.steps[len(turns):])  # all of NCCL's in one job
+            self.assertEqual(turns, Tune.steps[:len(turns)])
             os.unlink(self.path("log"))
             os.unlink(self.path("p"))
         return Tune.steps
@@ -141,7 +143,7 @@ class Tune(CliTest):
     def tune_some(self, ratios, *args, code=0, sizes=("1024", "4096", "16384"), **more):
         """As if all steps but these had been measured without a figure."""
         done = [step for step in self.all_steps()
-                if step not in ratios and step not in more.get("fail", []) and not step.startswith("equal")]
+                if step not in ratios and step not in more.get("fail", []) and not step.startswith(("equal", "again"))]
         self.world(ratios, **more)
         self.write("p.part", PART.replace("1024,4096,16384", ",".join(sizes)) +
                    "".join("done %s\n" % step for step in done))
@@ -186,7 +188,7 @@ class Tune(CliTest):
                         TWO.replace("32", "16"): {"4096": (1.49, 1.4, 1.6)}, "nccl all-reduce tree ll 0": {}},
                        "--only", "rings")
         self.assertEqual(self.rules(), ["rings all-reduce 2 exact 4096 4097 two-shot 8"])
-        self.assertFalse([line for line in self.lines("log") if line.startswith("nccl")])
+        self.assertNotIn("turns", self.lines("log"))
 
     def test_bf16_between_ranks_has_to_beat_bf16_through_nccl(self):
         self.tune_some({BF16: {"1024": (1.9, 1.8, 2.0), "4096": (1.9, 1.8, 2.0)},
@@ -203,7 +205,7 @@ class Tune(CliTest):
             self.assertEqual(self.rules(), ["rings all-reduce 2 exact %s two-shot 32" % r for r in rules])
 
     def test_interrupted_it_goes_on_where_it_was(self):
-        rings = [step for step in self.all_steps() if not step.startswith("nccl") and step != "equal all-gather"]
+        rings = [step for step in self.all_steps() if not step.startswith(("nccl", "again"))]
         args = ("--only", "rings")
         self.world({ONE: {"1024": WIN}}, kill=5)
         self.tune(*args, sizes="1k", code=-signal.SIGKILL)
@@ -221,12 +223,53 @@ class Tune(CliTest):
         self.all_steps()
         self.world({})
         self.tune("--time", "0", code=1)
-        self.tune("--time", "0.000001", sizes="1k")
-        self.assertEqual(self.lines("log"), ["equal all-reduce"])
-        result = self.tune("--time", "0", "--resume", sizes="1k")
-        ways = len(self.steps)
-        self.assertIn("%d of %d ways were not tried" % (ways - 1, ways), result.stdout)
-        self.assertEqual(self.lines("p.part")[-1], "done equal all-reduce")
+        for args, log, done in (((), ["turns"], [step for step in self.steps if step.startswith(("nccl", "again"))]),
+                                (("--only", "rings"), ["turns", "equal all-reduce"], ["equal all-reduce"])):
+            self.tune("--time", "0.000001", *args, sizes="1k")
+            self.assertEqual(self.lines("log"), log)
+            result = self.tune("--time", "0", "--resume", *args, sizes="1k")
+            self.assertEqual([line[5:] for line in self.lines("p.part") if line.startswith("done ")], done)
+            self.assertIn(" of %d ways were not tried" % len(self.steps), result.stdout)
+
+    def test_turns_without_all_sizes_are_taken_again(self):
+        self.world({"nccl all-reduce tree ll 0": {"1024": WIN}}, left=2)
+        result = self.tune("--only", "nccl", sizes="1k")
+        self.assertEqual(self.rules(), ["nccl all-reduce 2 1 1024 1025 tree ll 0"])
+        self.assertIn("ways were not tried within the time", result.stdout)
+        self.world({"nccl all-reduce ring ll 0": {"1024": WIN}})
+        self.tune("--only", "nccl", "--resume", sizes="1k")
+        self.assertEqual(self.rules(), ["nccl all-reduce 2 1 1024 1025 ring ll 0"])
+        self.assertFalse(os.path.exists(self.path("p.part")))
+
+    def test_way_of_nccl_has_to_gain_more_than_equal_sides_differ(self):
+        way = "nccl all-reduce tree ll 0"
+        for figures, again, stands in (((1.03, 1.01, 1.05), (1.0, 0.99, 1.01), True),
+                                       ((1.019, 1.01, 1.05), (1.0, 0.99, 1.01), False),  # less than 2 %
+                                       ((1.03, 0.999, 1.05), (1.0, 0.99, 1.01), False),  # not in nine of ten rounds
+                                       ((1.03, 1.01, 1.05), (1.0, 0.99, 1.031), False),  # as much as chance,
+                                       ((1.03, 1.01, 1.05), (1.0, 0.97, 1.01), False)):  # in either direction
+            self.tune_some({way: {"4096": figures}, "again all-reduce": {"4096": again}}, "--only", "nccl")
+            self.assertEqual(self.rules(), ["nccl all-reduce 2 1 4096 4097 tree ll 0"] * stands, (figures, again))
+
+    def test_way_that_was_dropped_after_a_few_rounds_is_no_winner(self):
+        self.tune_some({"nccl all-reduce tree ll 0": {"4096": WIN}, "nccl all-reduce ring ll 2": {"4096": (1.1, 1.08, 1.2)}},
+                       "--only", "nccl", states={"nccl all-reduce tree ll 0": "behind"})
+        self.assertEqual(self.rules(), ["nccl all-reduce 2 1 4096 4097 ring ll 2"])
+
+    def test_second_look_at_nccls_ways_is_one_job_and_drops_what_was_luck(self):
+        win = {"1024": WIN, "4096": WIN, "else": WIN}
+        ratios = {"nccl all-reduce tree ll 0": win, "nccl all-gather ring ll 1": win}
+        self.tune_some(ratios, "--only", "nccl")
+        self.assertEqual(self.rules(), ["nccl all-reduce 2 1 1024 4097 tree ll 0", "nccl all-gather 2 1 1024 4097 ring ll 1"])
+        self.assertEqual(self.lines("log")[-2:], ["turns", "again turns"])
+        self.tune_some(ratios, "--only", "nccl", again={"all-reduce 4096": (1.01, 1.0, 1.02)})
+        self.assertEqual(self.rules(), ["nccl all-reduce 2 1 1024 1025 tree ll 0", "nccl all-gather 2 1 1024 4097 ring ll 1"])
+
+    def test_nccls_ways_that_fail_are_said(self):
+        self.world({}, fail=["nccl all-reduce tree ll 0"])
+        result = self.tune("--only", "nccl", code=1)
+        self.assertIn("NCCL's ways cannot be measured: exit code 1: loongcomm-bench: as the test wants it", result.stderr)
+        self.assertFalse(os.path.exists(self.path("p")))
 
     def test_what_fails_gets_no_rule_and_is_said(self):
         result = self.tune_some({ONE: {"1024": WIN}, TWO: {"4096": WIN}}, fail=[TWO], code=1)
@@ -234,7 +277,7 @@ class Tune(CliTest):
         self.assertEqual(self.rules(), ["rings all-reduce 2 exact 1024 1025 one-shot 16"])
         self.assertIn("1 ways could not be measured", result.stdout)
         self.world({}, fail=["equal all-reduce"])
-        self.tune("--out", self.path("q"), code=1)
+        self.tune("--out", self.path("q"), "--only", "rings", code=1)
         self.assertFalse(os.path.exists(self.path("q")))
 
     def test_profile_that_is_there_keeps_rules_of_other_ranks(self):
@@ -287,7 +330,8 @@ class Rig(CliTest):
         self.assertEqual(result.returncode, 0, result.stderr)
         document = self.document(result)
         self.assertEqual((document["gpu"], document["ranks"], document["nodes"]), ("none", 2, 1))
-        self.assertEqual([r["bytes"] for r in document["steps"][0]["ratios"]], [4096, 65536])
+        self.assertEqual(document["steps"][0]["step"], "again all-reduce")
+        self.assertEqual(document["steps"][0]["ratios"][0]["bytes"], 4096)  # the others if time allows
         self.assertEqual(call("tune", "--explain", "4k", "--profile", self.path("p")).returncode, 0)
 
     def reports(self, name, settle, **changes):

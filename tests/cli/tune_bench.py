@@ -6,11 +6,13 @@ import os
 import sys
 
 folder, _, op = sys.argv[1:4]
-options, env = {}, {}
+options, env, cases, ways = {}, {}, [], []
 words = iter(sys.argv[4:])
 for word in words:
     if word in ("--no-preload", "--sendrecv"):
         options[word] = True
+    elif word in ("--case", "--way"):
+        (cases if word == "--case" else ways).append(next(words).split(":"))
     elif word == "--env-b":
         name, _, value = next(words).partition("=")
         env[name] = value
@@ -20,14 +22,65 @@ with open(os.path.join(folder, "world")) as f:
     world = eval(f.read())
 
 ranks = world["ranks"]
-op = {"allreduce": "all-reduce", "reducescatter": "reduce-scatter", "allgather": "all-gather",
-      "alltoall": "send" if "--sendrecv" in options else "all-to-all"}[op]
+OPS = {"allreduce": "all-reduce", "reducescatter": "reduce-scatter", "allgather": "all-gather",
+       "alltoall": "send" if "--sendrecv" in options else "all-to-all"}
+
+
+def write(records, more=""):
+    with open(options["--json"], "w") as f:
+        f.write('{"schema": "loongcomm.bench/1", "machine": {"nccl": "%s", "ranks": %d, "nodes": %d}, "records": [%s]%s}' %
+                (world.get("nccl", "2.28.9"), ranks, world["nodes"], ", ".join(records), more))
+
+
+def log(line):
+    with open(os.path.join(folder, "log"), "a+") as f:
+        f.write(line + "\n")
+        f.seek(0)
+        if len(f.readlines()) == world.get("kill"):
+            os.kill(os.getppid(), 9)
+
+
+def turn(op, size, way, step, figures):
+    return ('{"op": "%s", "bytes": %s, "dtype": "f32", "way": "%s", "state": "%s", '
+            '"ratio": {"median": %s, "p10": %s, "p90": %s, "rounds": [1]}}' %
+            ((op, size, way, world.get("states", {}).get(step, "measured")) + tuple(figures or (1.0, 0.99, 1.01))))
+
+
+def profile_step(op, size):
+    """As the tuner would."""
+    with open(options["--profile"]) as f:
+        for rule in [line.split("#")[0].split() for line in f if line.startswith("nccl all") or line.startswith("nccl reduce")]:
+            if rule[1] == op and int(rule[4]) <= size < (int(rule[5]) or 1 << 62):
+                return " ".join(["nccl", op] + rule[6:9])
+    return "nothing"
+
+
+if op == "ways":
+    steps = [(name, way, "nccl %s %s" % (OPS[name], way.replace("/", " "))) for name, way in ways]
+    log("again turns" if "--profile" in options else "turns")
+    if any(step in world.get("fail", ()) for _, _, step in steps):
+        sys.exit("loongcomm-bench: as the test wants it")
+    records = []
+    for name, sizes in cases:
+        for size in sizes.split(","):
+            again = "again " + OPS[name]
+            records.append('{"op": "%s", "bytes": %s, "way": "default", "state": "measured"}' % (name, size))
+            records.append(turn(name, size, "again", again, world["ratios"].get(again, {}).get(size)))
+            records += [turn(name, size, way, step, world["ratios"].get(step, {}).get(size)) for op, way, step in steps if op == name]
+            if "--profile" in options:
+                step = profile_step(OPS[name], int(size))
+                figures = world["ratios"].get(step, {}).get(size) or world["ratios"].get(step, {}).get("else")
+                records.append(turn(name, size, "profile", step, world.get("again", {}).get("%s %s" % (OPS[name], size), figures)))
+    write(records, ', "left": %d' % world.get("left", 0))
+    sys.exit(0)
+
+op = OPS[op]
 parts = ranks if op == "send" else 1  # a message is a part of the buffer
 wire = "bf16" if env.get("LOONGCOMM_ALLREDUCE_WIRE") == "bf16" else "exact"
 rules = []
 if env.get("LOONGCOMM_PROFILE"):
     with open(env["LOONGCOMM_PROFILE"]) as f:
-        rules = [line.split("#")[0].split() for line in f if line.startswith(("rings ", "nccl all", "nccl reduce"))]
+            rules = [line.split("#")[0].split() for line in f if line.startswith("rings ")]
 
 
 def step_at(size):
@@ -35,21 +88,14 @@ def step_at(size):
     for rule in rules:
         if rule[1] != op or not int(rule[4]) <= size < (int(rule[5]) or 1 << 62):
             continue
-        if rule[0] == "nccl" and "NCCL_TUNER_PLUGIN" in env:
-            return " ".join(["nccl", rule[1]] + rule[6:9])
-        if rule[0] == "rings" and env.get("LOONGCOMM_PEER") == "auto" and rule[3] == wire:
+        if env.get("LOONGCOMM_PEER") == "auto" and rule[3] == wire:
             return " ".join(["rings", rule[1], rule[3]] + rule[6:8])
     return ("cast " if env.get("LOONGCOMM_PEER") == "off" else "equal ") + op
 
 
 sizes = [int(s) // parts for s in options["--sizes"].split(",")]
 again = len(rules) > 1 or (rules and rules[0][4] != "0")
-with open(os.path.join(folder, "log"), "a+") as f:
-    f.write("%s%s\n" % ("again " if again else "", step_at(sizes[-1])))
-    f.seek(0)
-    runs = len(f.readlines())
-if runs == world.get("kill"):
-    os.kill(os.getppid(), 9)
+log("%s%s" % ("again " if again else "", step_at(sizes[-1])))
 if step_at(sizes[-1]) in world.get("fail", ()):
     sys.exit("loongcomm-bench: as the test wants it")
 
@@ -64,6 +110,4 @@ for size in sizes:
         records.append(record + '"nccl", "median_us": 1}')
         records.append(record + '"loongcomm", "ratio": {"median": %s, "p10": %s, "p90": %s, "rounds": [1]}}' %
                        (figures or (1.0, 0.99, 1.01)))
-with open(options["--json"], "w") as f:
-    f.write('{"schema": "loongcomm.bench/1", "machine": {"nccl": "%s", "ranks": %d, "nodes": %d}, "records": [%s]}' %
-            (world.get("nccl", "2.28.9"), ranks, world["nodes"], ", ".join(records)))
+write(records)
