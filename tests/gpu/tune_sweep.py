@@ -2,178 +2,237 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tuner gains: see tune_sweep.sh, which sets up libraries and MPS.
 
-usage: tune_sweep.py LOGS BENCH COMMAND TUNER NET SECONDS
-Everything measured is a ratio of NCCL's default to another setting of NCCL, in turns of one run of loongcomm-bench;
-above 1 the other is faster. LOGS keeps a file for each run, and a run that has its file is not made again."""
+usage: tune_sweep.py LOGS BENCH COMMAND NET SECONDS
+Everything measured is a ratio of NCCL's default to another way, in turns of one job (`loongcomm-bench ways`); above 1 the
+other is faster. LOGS keeps a file for each pair of network and ranks, which is not measured again."""
 import argparse
 import itertools
 import json
 import os
+import random
+import statistics
 import subprocess
 import sys
 import time
 
 sys.dont_write_bytecode = True
-SIZES = "%d,1k,16k,64k,256k,1m,4m,16m,64m,256m"
-OPS = {"all-reduce": "allreduce", "all-gather": "allgather", "reduce-scatter": "reducescatter"}
-WAYS = {"all-reduce": (("Ring", "Tree"), ("LL", "LL128", "Simple")),
-        "all-gather": (("Ring",), ("LL", "LL128", "Simple")), "reduce-scatter": (("Ring",), ("LL", "LL128", "Simple"))}
-CHANNELS = (0, 2, 4, 8)  # 0: NCCL's number
-MOST = .03  # that the profile may be behind the best of the sweep
-BUDGET_S = 5  # of a run's measuring; starting and ending cost about as much again
-TUNE_MINUTES = 3
+SIZES = ["%d", "1k", "16k", "64k", "256k", "1m", "4m", "16m", "64m", "256m"]
+OPS = ("allreduce", "allgather", "reducescatter")
+PROTOCOLS = ("ll", "ll128", "simple")
+CHANNELS = (0, 1, 2, 4, 8)  # 0: NCCL's number; more than the communicator has are the same as fewer, and left out
+CTAS = 8  # of the wide communicator
+MOST = .03  # that the profile may be behind the best of the sweep, or what equal sides differ by
+SHARES = {2: .6, 4: 1, 8: 1.6}  # of the time, by ranks: a call of eight takes three times as long
+JOB_S = 7  # what starting and ending a job cost; three jobs a pair
+TUNE = .45  # of a pair's measuring is the profile's
 
 
 def ways(op):
-    """NCCL's settings for the sweep, the likely ones first."""
-    algorithms, protocols = WAYS[op]
-    combined = [(a, p, c) for c in CHANNELS for a, p in itertools.product(algorithms, protocols)]
-    if op != "all-reduce":
-        combined.insert(3, ("PAT", "Simple", 0))
-    return combined
+    combined = list(itertools.product(("ring", "tree") if op == "allreduce" else ("ring",), PROTOCOLS, CHANNELS))
+    if op != "allreduce":
+        combined += [("pat", "simple", c) for c in CHANNELS]
+    wide = [("ring", "simple", 4), ("ring", "simple", 8), ("ring", "ll", 8)]
+    if op == "allreduce":
+        wide += [("tree", "simple", 8), ("tree", "ll", 8)]
+    return ["%s/%s/%d" % way for way in combined] + ["wide:%s/%s/%d" % way for way in wide]
 
 
-def way_variables(algorithm, protocol, channels):
-    variables = ["NCCL_ALGO=" + algorithm, "NCCL_PROTO=" + protocol]
-    return variables + (["NCCL_MIN_CTAS=%d" % channels, "NCCL_MAX_CTAS=%d" % channels] if channels else [])
-
-
-def sizes(ranks):
+def sizes(ranks, most):
     """From 8 bytes on, or one element for each rank, which scattering takes."""
-    return SIZES % max(8, 4 * ranks)
+    last = [size for size in SIZES if size != "256m"] if most == "64m" else SIZES
+    return ",".join(last) % max(8, 4 * ranks)
+
+
+class Pair:
+    def __init__(self, sweep, net, ranks):
+        self.sweep, self.net, self.ranks = sweep, net, ranks
+        self.name = os.path.join(sweep.options.logs, "%s-%d" % (net, ranks))
+        self.failure = None
+
+    def environment(self):
+        env = dict(os.environ)
+        if self.sweep.options.rig:
+            return env
+        env["NCCL_SOCKET_IFNAME"] = "lo"
+        env["NCCL_NET_PLUGIN_REF_COUNT"] = "1"
+        # Named, so that NCCL fails where it would else fall back.
+        env["NCCL_NET"], env["NCCL_NET_PLUGIN"] = {"plugin": ("loongcomm", "loongcomm"), "sockets": ("Socket", "none")}[self.net]
+        if self.net == "plugin":
+            env["LD_LIBRARY_PATH"] = os.path.dirname(self.sweep.options.net) + ":" + env.get("LD_LIBRARY_PATH", "")
+        return env
+
+    def call(self, command, log, limit):
+        begun = time.monotonic()
+        with open(log, "w") as out:
+            try:
+                code = subprocess.run(command, env=self.environment(), stdout=out, stderr=subprocess.STDOUT,
+                                      stdin=subprocess.DEVNULL, timeout=limit, check=False).returncode
+            except subprocess.TimeoutExpired:
+                code = "time out"
+        print("%s, %d ranks: %s: %s after %.0f s" % (self.net, self.ranks, " ".join(map(os.path.basename, command[:2])),
+                                                     "done" if code == 0 else "failed (%s), see %s" % (code, log),
+                                                     time.monotonic() - begun), flush=True)
+        if code != 0:
+            self.failure = log
+        return code == 0
+
+    def tune(self, seconds):
+        profile = self.name + ".profile"
+        if os.path.exists(profile):
+            return True
+        command = [self.sweep.options.command, "tune", "--only", "nccl", "--ranks", str(self.ranks),
+                   "--sizes", sizes(self.ranks, self.sweep.options.most), "--time", "%.3f" % (seconds / 60), "--out", profile + ".new"]
+        if not self.call(command, self.name + ".tune.log", seconds + 60) or not os.path.exists(profile + ".new"):
+            return False
+        os.rename(profile + ".new", profile)
+        return True
+
+    def measure(self, seconds):
+        command = [self.sweep.options.bench, "ways", "--ranks", str(self.ranks), "--ctas", str(CTAS),
+                   "--budget", "%.1f" % seconds, "--profile", self.name + ".profile", "--json", self.name + ".json"]
+        for op in OPS:
+            command += ["--case", "%s:%s" % (op, sizes(self.ranks, self.sweep.options.most))]
+            for way in ways(op):
+                command += ["--way", "%s:%s" % (op, way)]
+        return self.call(command, self.name + ".log", seconds + 60)
+
+    def finished(self):
+        return os.path.exists(self.name + ".json")
+
+    def run(self, seconds):
+        """`seconds`: for all three jobs."""
+        begun = time.monotonic()
+        if self.tune(TUNE * (seconds - 3 * JOB_S) + 2 * JOB_S):
+            self.measure(max(seconds - (time.monotonic() - begun) - JOB_S, 1))
+
+    def fields(self):
+        """[(operation, bytes, {way: record})]"""
+        with open(self.name + ".json") as f:
+            document = json.load(f)
+        fields = {}
+        for record in document["records"]:
+            fields.setdefault((record["bytes"], record["op"]), {})[record["way"]] = record
+        return document, [(op, size, field) for (size, op), field in sorted(fields.items(), key=lambda item: (OPS.index(item[0][1]), item[0][0]))]
+
+
+def best_of(field, wide):
+    """What was measured to the end, the default included: (ratio, name)."""
+    return max([(record["ratio"]["median"], name) for name, record in field.items()
+                if record["state"] == "measured" and name != "again" and name.startswith("wide:") <= wide])
+
+
+def median_error(rounds):
+    """By how much the median of as many rounds of equal sides is off, in 19 of 20 draws."""
+    source, n = random.Random(1), len(rounds)
+    medians = sorted(abs(statistics.median(source.choices(rounds, k=n)) - 1) for _ in range(400))
+    return medians[379]
+
+
+def judge(op, size, field):
+    """One size: what was measured, and whether it is what must be reached."""
+    again, tuned = field["again"]["ratio"], field["profile"]["ratio"]
+    spread = max(1 / again["p10"] - 1, again["p90"] - 1, 0)
+    error = median_error(again["rounds"])
+    best, widest = best_of(field, False), best_of(field, True)
+    states = {}
+    for name, record in field.items():
+        if name not in ("default", "again", "profile"):
+            states[record["state"]] = states.get(record["state"], 0) + 1
+    behind = best[0] / tuned["median"] - 1
+    slower, short = 1 / tuned["median"] - 1 > spread, behind > max(MOST, spread)
+    return {"op": op, "bytes": size, "default_us": field["default"]["median_us"], "default_choice": field["default"].get("choice"),
+            "again": again["median"], "spread": spread, "profile_us": field["profile"]["median_us"], "profile": tuned["median"],
+            "profile_choice": field["profile"].get("choice"), "best": best[0], "best_way": best[1], "behind_best": behind,
+            "allowed_behind": max(MOST, spread), "wide_best": widest[0], "wide_way": widest[1], "rounds": len(again["rounds"]),
+            "median_error": error, "passed_by_median": 1 / tuned["median"] - 1 <= error and behind <= max(MOST, error),
+            "states": states, "slower": slower, "not_best": short, "passed": not slower and not short}
+
+
+def line(row):
+    return ("%-13s %9d  default %9.1f us [%s]  A/A %.3f, spread %.1f %%, of medians %.1f %%  profile %9.1f us, %.3f [%s]  best %.3f %s  "
+            "behind %+.1f %% of %.1f  wider %.3f %s  %d rounds  %s%s" % (
+                row["op"], row["bytes"], row["default_us"], row["default_choice"], row["again"], 100 * row["spread"], 100 * row["median_error"],
+                row["profile_us"], row["profile"], row["profile_choice"], row["best"], row["best_way"],
+                100 * row["behind_best"], 100 * row["allowed_behind"], row["wide_best"], row["wide_way"], row["rounds"],
+                "pass" if row["passed"] else "FAIL", ": SLOWER THAN DEFAULT" * row["slower"] + ": NOT THE BEST" * row["not_best"]))
 
 
 class Sweep:
     def __init__(self, options):
         self.options = options
         self.end = time.monotonic() + options.seconds
-        self.lasted = [BUDGET_S * 3.0]  # seconds of whole runs
-        self.failed = 0
+        self.pairs = [Pair(self, net, int(ranks)) for ranks in options.ranks.split(",") for net in options.nets.split(",")]
+        self.out = []
 
-    def file(self, *parts):
-        return os.path.join(self.options.logs, "-".join(map(str, parts)))
+    def say(self, text):
+        self.out.append(text)
+        print(text, flush=True)
 
-    def environment(self, net):
-        env = dict(os.environ)
-        if net == "plugin":
-            env["NCCL_NET_PLUGIN"] = "loongcomm"
-            env["NCCL_NET_PLUGIN_REF_COUNT"] = "1"
-            env["LD_LIBRARY_PATH"] = os.path.dirname(self.options.net) + ":" + env.get("LD_LIBRARY_PATH", "")
-        return env
+    def measure(self):
+        """Those that have no file yet share the time by their ranks."""
+        if self.options.again:
+            for pair in self.pairs:
+                for suffix in (".json", ".profile"):
+                    if os.path.exists(pair.name + suffix):
+                        os.unlink(pair.name + suffix)
+        waiting = [pair for pair in self.pairs if not pair.finished()]
+        least = min(60, self.options.seconds / 2) if not self.options.rig else 1
+        while waiting:
+            left = self.end - time.monotonic()
+            pair = waiting[0]
+            share = left * SHARES.get(pair.ranks, 2) / sum(SHARES.get(p.ranks, 2) for p in waiting)
+            if left < least * SHARES.get(pair.ranks, 2) / 2:
+                break
+            pair.run(max(share, min(left, least * SHARES.get(pair.ranks, 2))))
+            waiting.pop(0)
 
-    def has_time(self, needed):
-        return self.end - time.monotonic() >= needed
-
-    def call(self, command, net, log, limit):
-        with open(log, "w") as out:
-            try:
-                return subprocess.run(command, env=self.environment(net), stdout=out, stderr=subprocess.STDOUT,
-                                      stdin=subprocess.DEVNULL, timeout=limit, check=False).returncode
-            except subprocess.TimeoutExpired:
-                return -1
-
-    def bench(self, net, ranks, op, name, variables):
-        """One comparison with NCCL's default. False: there is no time for it."""
-        result = self.file(net, ranks, op, name + ".json")
-        if os.path.exists(result) or os.path.exists(result + ".failed"):
-            return True
-        if not self.has_time(max(self.lasted[-3:])):
-            return False
-        begun = time.monotonic()
-        command = [self.options.bench, OPS[op], "--ranks", str(ranks), "--types", "f32", "--live", "1", "--sizes", sizes(ranks),
-                   "--budget", str(BUDGET_S), "--no-preload", "--json", result + ".new"]
-        for variable in variables:
-            command += ["--env-b", variable]
-        code = self.call(command, net, result[:-5] + ".log", 20 * BUDGET_S)
-        self.lasted.append(time.monotonic() - begun)
-        if code == 0:
-            os.rename(result + ".new", result)
-        else:  # some ways do not exist for an operation: NCCL says so; others are looked at
-            os.rename(result[:-5] + ".log", result + ".failed")
-            self.failed += 1
-        return True
-
-    def tune(self, net, ranks):
-        """The profile of that job. False: not finished."""
-        profile = self.file(net, ranks, "profile")
-        if os.path.exists(profile):
-            return True
-        if not self.has_time(60):
-            return False
-        minutes = min(TUNE_MINUTES, (self.end - time.monotonic() - 30) / 60)
-        command = [self.options.command, "tune", "--only", "nccl", "--ranks", str(ranks), "--sizes", sizes(ranks), "--time",
-                   "%.2f" % minutes, "--resume", "--out", profile + ".new"]
-        if self.call(command, net, profile + ".log", 60 * minutes + 240) != 0 or not os.path.exists(profile + ".new"):
-            return False
-        os.rename(profile + ".new", profile)
-        return True
-
-    def job(self, net, ranks):
-        """All runs of one network and number of ranks, until the time is up."""
-        tuned = self.tune(net, ranks)
-        profile = ["NCCL_TUNER_PLUGIN=" + self.options.tuner, "LOONGCOMM_ENABLE=yes", "LOONGCOMM_PROFILE_TRUST=yes",
-                   "LOONGCOMM_PROFILE=" + self.file(net, ranks, "profile")]
-        for op in OPS:
-            if not self.bench(net, ranks, op, "equal", []) or not self.bench(net, ranks, op, "equal2", []):
-                return False
-            if tuned and not self.bench(net, ranks, op, "tuned", profile):
-                return False
-        return tuned and all(self.bench(net, ranks, op, "%s-%s-%d" % way, way_variables(*way))
-                             for op in OPS for way in ways(op))
-
-    def ratios(self, net, ranks, op, name):
-        try:
-            with open(self.file(net, ranks, op, name + ".json")) as f:
-                records = json.load(f)["records"]
-        except (OSError, ValueError, KeyError):
-            return {}
-        return {record["bytes"]: record["ratio"] for record in records if "ratio" in record}
-
-    def report(self, net, ranks, op):
-        """Lines about one operation, and how many sizes miss what must be reached."""
-        equal = [self.ratios(net, ranks, op, name) for name in ("equal", "equal2")]
-        tuned = self.ratios(net, ranks, op, "tuned")
-        swept = {"%s/%s/%s" % (a, p, c or "-"): self.ratios(net, ranks, op, "%s-%s-%d" % (a, p, c))
-                 for a, p, c in ways(op)}
-        lines, missed = [], 0
-        for size in sorted(tuned):
-            least = min([ratios[size]["p10"] for ratios in equal if size in ratios] or [1])
-            best = max([(1.0, "default")] + [(ratios[size]["median"], name) for name, ratios in swept.items()
-                                             if size in ratios])
-            have = tuned[size]["median"]
-            behind = best[0] / have - 1
-            slower, short = have < least, behind > MOST
-            missed += slower or short
-            lines.append("%-14s %10d  equal sides from %.3f  tuned %.3f  best %.3f (%s)  behind %+.1f %%%s" % (
-                op, size, least, have, best[0], best[1], 100 * behind,
-                "  SLOWER THAN DEFAULT" * slower + "  NOT THE BEST" * short))
-        return lines, missed, sum(bool(ratios) for ratios in swept.values())
+    def report(self):
+        rows, wide = [], 0
+        for pair in self.pairs:
+            if not pair.finished():
+                continue
+            document, fields = pair.fields()
+            self.say("%s, %d ranks: %d channels, wide %d; %d sizes left" % (
+                pair.net, pair.ranks, document["channels"], document["wide_channels"], document["left"]))
+            for field in fields:
+                if not all(field[2].get(name, {}).get("ratio") for name in ("default", "again", "profile")):
+                    continue
+                row = judge(*field)
+                self.say(line(row))
+                wide += row["wide_best"] > row["best"] * (1 + row["allowed_behind"])
+                rows.append(dict(row, net=pair.net, ranks=pair.ranks, machine=document["machine"]["gpu"],
+                                 nccl=document["machine"]["nccl"], channels=document["channels"]))
+        passed = sum(row["passed"] for row in rows)
+        undone = ["%s-%d" % (pair.net, pair.ranks) for pair in self.pairs if not pair.finished()]
+        self.say("profile slower than the default beyond the spread at %d sizes, behind the best by more than 3 %% and the spread at "
+                 "%d; a communicator with more channels would be faster still at %d" % (
+                     sum(row["slower"] for row in rows), sum(row["not_best"] for row in rows), wide))
+        self.say("by what medians of equal sides differ, instead of single rounds: %d of %d would pass; default and profile are "
+                 "the same way at %d" % (sum(row["passed_by_median"] for row in rows), len(rows),
+                                         sum(row["default_choice"] == row["profile_choice"] for row in rows)))
+        self.say("pairs left: %s" % (", ".join(undone) or "none"))
+        self.say("%d passed, %d failed" % (passed, len(rows) - passed))
+        with open(os.path.join(self.options.logs, "tune_sweep.json"), "w") as f:
+            json.dump({"schema": "loongcomm.sweep/1", "left": undone, "rows": rows}, f, indent=1)
+        with open(os.path.join(self.options.logs, "summary.txt"), "w") as f:
+            f.write("\n".join(self.out) + "\n")
+        failed = [pair for pair in self.pairs if pair.failure]
+        return 1 if passed < len(rows) or not rows or failed else 0
 
 
 def main(argv):
     parser = argparse.ArgumentParser(usage=__doc__)
-    for name in ("logs", "bench", "command", "tuner", "net"):
+    for name in ("logs", "bench", "command", "net"):
         parser.add_argument(name)
     parser.add_argument("seconds", type=float)
-    parser.add_argument("--ranks", default="2,4,8")
+    parser.add_argument("--ranks", default="2,8,4")
     parser.add_argument("--nets", default="sockets,plugin")
+    parser.add_argument("--most", default="256m", choices=("64m", "256m"))
+    parser.add_argument("--again", action="store_true")
+    parser.add_argument("--rig", action="store_true")
     sweep = Sweep(parser.parse_args(argv))
-    jobs = [(net, int(ranks)) for ranks in sweep.options.ranks.split(",") for net in sweep.options.nets.split(",")]
-    open_jobs = 0
-    for net, ranks in jobs:
-        open_jobs += not sweep.job(net, ranks)
-    missed = seen = 0
-    for net, ranks in jobs:
-        for op in OPS:
-            lines, bad, count = sweep.report(net, ranks, op)
-            if lines:
-                print("%s, %d ranks, %d of %d ways of the sweep:" % (net, ranks, count, len(ways(op))))
-                print("\n".join(lines))
-            missed, seen = missed + bad, seen + len(lines)
-    print("a run takes %.0f s; %d runs failed now; %d of %d jobs have runs left: call again" % (
-        sum(sweep.lasted) / len(sweep.lasted), sweep.failed, open_jobs, len(jobs)))
-    print("%d passed, %d failed" % (seen - missed, missed))
-    return 1 if missed or not seen else 0
+    sweep.measure()
+    return sweep.report()
 
 
 if __name__ == "__main__":
