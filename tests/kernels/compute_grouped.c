@@ -11,7 +11,7 @@
 
 /* Tokens of each expert; one has none, one is not aligned to anything. */
 static const uint64_t uneven[EXPERTS] = { 16, 0, 8, 24, 1, 7, 32 };
-static const uint64_t even[EXPERTS] = { 24, 24, 24, 24, 24, 24, 24 };
+static const uint64_t even[EXPERTS] = { 23, 23, 23, 23, 23, 23, 23 };
 
 enum product {
     FORWARD, /* rows of tokens times the transpose of a matrix of each */
@@ -191,7 +191,8 @@ static void check_taken(struct grouped *g, const char *what, uint64_t taken, int
            what, wanted);
 }
 
-static void run(struct grouped *g)
+/* false: there is nothing to compare. */
+static bool run(struct grouped *g)
 {
     const struct compute_lib *lib = &g->t->lib;
     struct lk_gemm_groups groups = { .gemms = g->gemms,
@@ -211,11 +212,12 @@ static void run(struct grouped *g)
         g->tally.wrong++;
         printf("FAILED: %s: %s: %s\n", g->tally.name, lib->lk_error_text(err),
                lib->lk_blas_error());
-        return;
+        return false;
     }
     check_taken(g, "grouped", after.grouped - before.grouped, g->wanted.grouped);
     check_taken(g, "batched", after.batched - before.batched, g->wanted.batched);
     check_taken(g, "on streams", after.spread - before.spread, g->wanted.spread);
+    return true;
 }
 
 /* All values of one way for one product. 1 if something is wrong. */
@@ -223,6 +225,7 @@ static int run_case(struct grouped g)
 {
     bool vendor = g.t->lib.lk_gemm_workspace_bytes(g.blas) > 0;
     struct dense x, y, weights[EXPERTS];
+    bool made;
 
     if (!vendor)
         g.wanted = (struct ways_taken){ 0 };
@@ -236,11 +239,12 @@ static int run_case(struct grouped g)
         weights[e] = dense_of(&g.weights[e]);
     x = dense_of(&g.x);
     y = dense_of(&g.y);
-    run(&g);
+    made = run(&g);
     memory_down(g.product == WGRAD     ? &g.all.memory
                 : g.product == FORWARD ? &g.y.memory
                                        : &g.x.memory);
-    compare_all(&g, &x, &y, weights);
+    if (made)
+        compare_all(&g, &x, &y, weights);
     for (int e = 0; e < EXPERTS; e++)
         dense_free(&weights[e]);
     dense_free(&x);
@@ -275,10 +279,11 @@ static int uneven_groups_are_right(struct grouped g)
     failed += run_way(g, LK_GROUP_STREAMS, spread);
     for (uint32_t streams = 1; streams <= LK_GEMM_STREAMS; streams *= 2) {
         g.streams = streams;
-        g.sms = streams == 2 ? 66 : 0;
         failed += run_way(g, LK_GROUP_STREAMS, spread);
     }
-    g.streams = 0;
+    g.sms = 66;
+    failed += run_way(g, LK_GROUP_STREAMS, spread);
+    g.sms = g.streams = 0;
     g.shift = 1; /* nothing is aligned */
     failed += run_way(g, LK_GROUP_AUTO, NONE);
     failed += run_way(g, LK_GROUP_STREAMS, spread);
@@ -297,7 +302,7 @@ static int even_groups_are_right(struct grouped g)
     failed += run_way(g, LK_GROUP_BATCHED, batched);
     failed += run_way(g, LK_GROUP_STREAMS, spread);
     g.shift = 1;
-    failed += run_way(g, LK_GROUP_BATCHED, batched);
+    failed += run_way(g, LK_GROUP_BATCHED, ANY);
     g.shift = 0;
     g.hidden = g.ffn = 24; /* of which the tests' library has no batches */
     return failed + run_way(g, LK_GROUP_BATCHED, ANY);

@@ -367,7 +367,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
         for (int32_t j = 1; j < call.layouts[i].count; j++)
             if ((uintptr_t)of_batch(pointers[i], &call.layouts[i], j) % method.alignments[i])
                 return CUBLAS_STATUS_INVALID_VALUE;
-    if (!fake_launch(stream))
+    if (!fake_launch(stream, workspace, workspace_bytes))
         return CUBLAS_STATUS_INVALID_VALUE;
     fake_ms += method.number == 1 ? 0.1F : 0.2F;
     for (int32_t i = 0; i < call.layouts[3].count; i++) {

@@ -16,9 +16,15 @@ unsigned long long fake_caller_captured;  /* likewise any other stream */
 
 float fake_ms;
 
+struct memory {
+    const char *base;
+    size_t bytes;
+};
+
 struct fake_stream {
     struct fake_stream *next; /* of all that exist */
     bool forked, recorded;    /* recorded: an event, since the last launch */
+    struct memory workspace;  /* of the last launch since it was forked */
 };
 
 struct fake_event {
@@ -27,6 +33,8 @@ struct fake_event {
 };
 
 static struct fake_stream *streams;
+static struct memory
+    callers; /* workspace of the last launch on any other stream, while one of these is forked */
 
 static struct fake_stream *find(cudaStream_t stream)
 {
@@ -37,15 +45,28 @@ static struct fake_stream *find(cudaStream_t stream)
     return at;
 }
 
-bool fake_launch(cudaStream_t stream)
+static bool overlap(const struct memory *one, const struct memory *other)
 {
+    return one->bytes && other->bytes && one->base < other->base + other->bytes &&
+           other->base < one->base + one->bytes;
+}
+
+bool fake_launch(cudaStream_t stream, const void *workspace, size_t bytes)
+{
+    const struct memory memory = { workspace, bytes };
     struct fake_stream *own = find(stream);
 
-    if (!own)
+    for (struct fake_stream *at = streams; at; at = at->next)
+        if (at != own && at->forked && overlap(&memory, &at->workspace))
+            return false;
+    if (!own) {
+        callers = fake_streams_left ? memory : (struct memory){ NULL, 0 };
         return true;
+    }
     fake_streams_used++;
     own->recorded = false;
-    return own->forked;
+    own->workspace = memory;
+    return own->forked && !overlap(&memory, &callers);
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned int flags)
@@ -80,6 +101,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 
     if (own && !recorded->stream && !own->forked) {
         own->forked = true;
+        own->workspace = callers = (struct memory){ NULL, 0 };
         fake_streams_left++;
     }
     if (!own && recorded->stream && recorded->stream->recorded && recorded->stream->forked) {
