@@ -405,6 +405,15 @@ static double operations_of(const struct lk_gemm *g)
     return 2.0 * (double)g->rows * (double)g->columns * (double)g->depth;
 }
 
+static double mean_operations(const struct lk_gemm_groups *groups)
+{
+    double operations = 0;
+
+    for (uint32_t i = 0; i < groups->count; i++)
+        operations += operations_of(&groups->gemms[i]);
+    return operations / (groups->count ? groups->count : 1);
+}
+
 /* What takes part in a group: of `own`, its place in the workspace and its share of the device. */
 static struct lk_gemm placed_beside(const struct lk_blas *blas, const struct lk_gemm_groups *groups,
                                     uint32_t i, uint32_t stream, uint32_t streams)
@@ -426,24 +435,34 @@ static uint32_t least_of(const double *values, uint32_t n)
     return least;
 }
 
-/* Each to the stream that has the least to do. What is empty costs nothing there; a launch does. */
+/* One that is made on the stream that has the least to do. */
+static int run_on_least(struct lk_blas *blas, const struct lk_gemm_groups *groups, uint32_t i,
+                        uint32_t streams, double *load, void *stream)
+{
+    uint32_t to = least_of(load, streams);
+    struct lk_gemm own = placed_beside(blas, groups, i, to, streams);
+    int err = run_one(blas, &own, lk_forks_stream(blas->forks, to, stream));
+
+    load[to] += operations_of(&own) + LAUNCH_OPERATIONS;
+    if (!err)
+        count(&blas->spread_products, 1);
+    return err;
+}
+
+/* Large ones first, so that none of them is left over at the end. */
 static int run_beside(struct lk_blas *blas, const struct lk_gemm_groups *groups, uint32_t streams,
                       void *stream)
 {
-    double load[LK_GEMM_STREAMS] = { 0 };
+    double load[LK_GEMM_STREAMS] = { 0 }, mean = mean_operations(groups);
     int err = 0;
 
-    for (uint32_t i = 0; !err && i < groups->count; i++) {
-        uint32_t to = least_of(load, streams);
-        struct lk_gemm own = placed_beside(blas, groups, i, to, streams);
+    for (int small = 0; small < 2; small++)
+        for (uint32_t i = 0; !err && i < groups->count; i++) {
+            const struct lk_gemm *g = &groups->gemms[i];
 
-        if (!own.rows || !own.columns)
-            continue;
-        err = run_one(blas, &own, lk_forks_stream(blas->forks, to, stream));
-        load[to] += operations_of(&own) + LAUNCH_OPERATIONS;
-        if (!err)
-            count(&blas->spread_products, 1);
-    }
+            if (g->rows && g->columns && (operations_of(g) < mean) == small)
+                err = run_on_least(blas, groups, i, streams, load, stream);
+        }
     return err;
 }
 
@@ -552,15 +571,6 @@ static int run_batch(struct lk_blas *blas, const struct lk_gemm_groups *groups,
 }
 
 /* ---- which way ---- */
-
-static double mean_operations(const struct lk_gemm_groups *groups)
-{
-    double operations = 0;
-
-    for (uint32_t i = 0; i < groups->count; i++)
-        operations += operations_of(&groups->gemms[i]);
-    return operations / (groups->count ? groups->count : 1);
-}
 
 /* 1: the device has enough to do with one. */
 static uint32_t streams_for(const struct lk_blas *blas, const struct lk_gemm_groups *groups)
