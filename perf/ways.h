@@ -93,8 +93,8 @@ double lc_ways_share(const struct lc_bench_case *cases, int n, int at);
 struct lc_ways_job {
     const struct lc_ways_options *options;
     struct lc_bench *bench;
-    int channels[LC_BENCH_COMMS];                     /* 0: not known */
-    bool connected[LC_BENCH_OPS][LC_BENCH_COMMS][16]; /* algorithms that have been used */
+    int channels[LC_BENCH_COMMS]; /* 0: not known */
+    bool warm[LC_BENCH_OPS];      /* every way of it has been used once */
 };
 int lc_ways_measure(struct lc_ways_job *job, const struct lc_bench_case *kase,
                     const struct lc_ways_entrant *last, int n_last, double budget_s,

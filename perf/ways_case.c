@@ -88,11 +88,9 @@ static int turn(struct context *c, struct lc_ways_entrant *e, int warmup, int it
     return agree(c, us, sizeof(*us));
 }
 
-/* False: NCCL has done something else. */
+/* What NCCL does another way than asked is not measured as that. */
 static int take_first_look(struct context *c, struct lc_ways_entrant *e)
 {
-    bool *connected = &c->job->connected[c->kase->op][e->way->wide][e->way->algorithm & 15];
-    bool fresh = e->way->kind == LC_WAY_FORCED ? !*connected : c->kase->bytes < PRUNE_BYTES;
     bool taken;
     double us;
     int err = turn(c, e, 0, 1, true, &us);
@@ -106,9 +104,8 @@ static int take_first_look(struct context *c, struct lc_ways_entrant *e)
         e->state = LC_WAY_RULED_OUT;
         return 0;
     }
-    if (us < LONG_US || fresh) /* or it has just been connected */
-        err = turn(c, e, us < LONG_US, us < LONG_US ? 3 : 1, false, &us);
-    *connected |= e->way->kind == LC_WAY_FORCED;
+    if (us < LONG_US)
+        err = turn(c, e, 1, 3, false, &us);
     e->state = LC_WAY_TRIED;
     e->first_us = us > 0 ? us : 0.01;
     return err;
@@ -176,7 +173,8 @@ static int look(struct context *c, const struct lc_ways_entrant *last, int n_las
     line_up(c, last, n_last);
     for (int i = 0; i < c->n; i++) {
         struct lc_ways_entrant *e = &c->field[i];
-        bool go = e->way->kind != LC_WAY_FORCED || !lc_deadline_passed(end);
+        bool go = e->way->kind != LC_WAY_FORCED || c->kase->bytes < PRUNE_BYTES ||
+                  !lc_deadline_passed(end);
         int err = agree_bool(c, &go);
 
         if (err)
@@ -191,6 +189,22 @@ static int look(struct context *c, const struct lc_ways_entrant *last, int n_las
         if (err)
             return err;
     }
+    return 0;
+}
+
+/* NCCL connects an algorithm when it is first used: none of its ways has to pay for that in a look. */
+static int warm_up(struct context *c)
+{
+    bool *warm = &c->job->warm[c->kase->op];
+    double us;
+
+    for (int i = 0; i < c->n && !*warm; i++) {
+        int err = is_beyond(c, c->field[i].way) ? 0 : turn(c, &c->field[i], 0, 1, false, &us);
+
+        if (err)
+            return err;
+    }
+    *warm = true;
     return 0;
 }
 
@@ -292,8 +306,7 @@ int lc_ways_measure(struct lc_ways_job *job, const struct lc_bench_case *kase,
                     const struct lc_ways_entrant *last, int n_last, double budget_s,
                     struct lc_ways_entrant *out, int *n)
 {
-    struct lc_deadline first_end = lc_deadline_in_ms((int64_t)(budget_s * FIRST_SHARE * 1e3));
-    struct lc_deadline end = lc_deadline_in_ms((int64_t)(budget_s * 1e3));
+    struct lc_deadline first_end, end;
     struct context c = { .job = job, .kase = kase, .field = out, .inner = 1 };
     struct plan plan;
     int slots;
@@ -302,6 +315,10 @@ int lc_ways_measure(struct lc_ways_job *job, const struct lc_bench_case *kase,
     lc_bench_case_text(kase, c.what, sizeof(c.what));
     enter(&c);
     err = lc_bench_prepare(job->bench, kase, c.what, &slots);
+    if (!err)
+        err = warm_up(&c);
+    first_end = lc_deadline_in_ms((int64_t)(budget_s * FIRST_SHARE * 1e3));
+    end = lc_deadline_in_ms((int64_t)(budget_s * 1e3));
     if (!err)
         err = look(&c, last, n_last, first_end);
     if (err)

@@ -415,11 +415,13 @@ static double plan(const struct tuning *t, int open, double settle)
 
 /* --- NCCL's ways: turns of one job --- */
 
-#define OTHERS_SHARE 0.3 /* of the time, for them, where there are rings to be tried as well */
+#define TURNS_SHARE  0.62 /* of the time, the rest is for another look at what was chosen, */
+#define AGAIN_SHARE  0.25 /* and at least so much, even if that is too much */
+#define OTHERS_SHARE 0.3  /* for them, where there are rings to be tried as well */
 
 static double turns_budget(const struct tuning *t)
 {
-    double left = left_s(t) - CONFIRM_SHARE * t->total_s - t->fixed_s;
+    double left = TURNS_SHARE * (left_s(t) - 2 * t->fixed_s);
     bool alone = t->options->only != NULL; /* "nccl": else there are no turns */
 
     if (!alone)
@@ -604,8 +606,8 @@ static int confirm_turns(struct tuning *t, struct lc_tune_choice *choices,
 
     if (err)
         return err;
-    if (turns.budget_s < CONFIRM_SHARE * t->total_s / 2)
-        turns.budget_s = CONFIRM_SHARE * t->total_s / 2;
+    if (turns.budget_s < AGAIN_SHARE * t->total_s)
+        turns.budget_s = AGAIN_SHARE * t->total_s;
     for (int p = 0; p < lc_tune_n_places; p++) {
         uint8_t op = lc_tune_places[p].op;
 
