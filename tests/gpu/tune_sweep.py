@@ -6,10 +6,12 @@ usage: tune_sweep.py LOGS BENCH COMMAND NET SECONDS
 Everything measured is a ratio of NCCL's default to another way, in turns of one job (`loongcomm-bench ways`); above 1 the
 other is faster. LOGS keeps a file for each pair of network and ranks, which is not measured again."""
 import argparse
+import glob
 import itertools
 import json
 import os
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -22,9 +24,9 @@ PROTOCOLS = ("ll", "ll128", "simple")
 CHANNELS = (0, 1, 2, 4, 8)  # 0: NCCL's number; more than the communicator has are the same as fewer, and left out
 CTAS = 8  # of the wide communicator
 MOST = .03  # that the profile may be behind the best of the sweep, or what equal sides differ by
-SHARES = {2: .6, 4: 1, 8: 1.6}  # of the time, by ranks: a call of eight takes three times as long
+SHARES = {2: .65, 4: 1, 8: 1.55}  # of the time, by ranks: a call of eight takes three times as long
 JOB_S = 7  # what starting and ending a job cost; three jobs a pair
-TUNE = .45  # of a pair's measuring is the profile's
+TUNE = .5  # of a pair's measuring is the profile's
 
 
 def ways(op):
@@ -61,11 +63,11 @@ class Pair:
             env["LD_LIBRARY_PATH"] = os.path.dirname(self.sweep.options.net) + ":" + env.get("LD_LIBRARY_PATH", "")
         return env
 
-    def call(self, command, log, limit):
+    def call(self, command, log, limit, **variables):
         begun = time.monotonic()
         with open(log, "w") as out:
             try:
-                code = subprocess.run(command, env=self.environment(), stdout=out, stderr=subprocess.STDOUT,
+                code = subprocess.run(command, env=dict(self.environment(), **variables), stdout=out, stderr=subprocess.STDOUT,
                                       stdin=subprocess.DEVNULL, timeout=limit, check=False).returncode
             except subprocess.TimeoutExpired:
                 code = "time out"
@@ -96,13 +98,30 @@ class Pair:
                 command += ["--way", "%s:%s" % (op, way)]
         return self.call(command, self.name + ".log", seconds + 60)
 
+    def check(self, seconds):
+        """Does NCCL's own log have every way that was asked for? A job of its own, since writing it takes time."""
+        result = os.path.join(self.sweep.options.logs, "taken.json")
+        if os.path.exists(result):
+            return
+        command = [self.sweep.options.bench, "ways", "--ranks", str(self.ranks), "--ctas", str(CTAS), "--budget", "%.1f" % seconds,
+                   "--json", result + ".new"]
+        for op in OPS:
+            command += ["--case", op + ":1m"]
+            for way in ways(op):
+                command += ["--way", "%s:%s" % (op, way)]
+        log = os.path.join(self.sweep.options.logs, "taken.nccl")
+        if not self.call(command, result + ".log", seconds + 60, NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,TUNING",
+                         NCCL_DEBUG_FILE=log + ".%p"):
+            return
+        os.rename(result + ".new", result)
+
     def finished(self):
         return os.path.exists(self.name + ".json")
 
     def run(self, seconds):
         """`seconds`: for all three jobs."""
         begun = time.monotonic()
-        if self.tune(TUNE * (seconds - 3 * JOB_S) + 2 * JOB_S):
+        if self.tune(max(TUNE * (seconds - 3 * JOB_S) + 2.5, 1) / .87):  # which takes .87 of it and two jobs' starting
             self.measure(max(seconds - (time.monotonic() - begun) - JOB_S, 1))
 
     def fields(self):
@@ -139,22 +158,54 @@ def judge(op, size, field):
         if name not in ("default", "again", "profile"):
             states[record["state"]] = states.get(record["state"], 0) + 1
     behind = best[0] / tuned["median"] - 1
-    slower, short = 1 / tuned["median"] - 1 > spread, behind > max(MOST, spread)
-    return {"op": op, "bytes": size, "default_us": field["default"]["median_us"], "default_choice": field["default"].get("choice"),
+    choice = field["profile"]["choice"]  # told NCCL the same, two figures differ by chance alone
+    slower = 1 / tuned["median"] - 1 > spread and choice != field["default"]["choice"]
+    short = behind > max(MOST, spread) and (choice != field[best[1]]["choice"])
+    return {"op": op, "bytes": size, "default_us": field["default"]["median_us"], "default_choice": field["default"]["choice"],
             "again": again["median"], "spread": spread, "profile_us": field["profile"]["median_us"], "profile": tuned["median"],
-            "profile_choice": field["profile"].get("choice"), "best": best[0], "best_way": best[1], "behind_best": behind,
-            "allowed_behind": max(MOST, spread), "wide_best": widest[0], "wide_way": widest[1], "rounds": len(again["rounds"]),
-            "median_error": error, "passed_by_median": 1 / tuned["median"] - 1 <= error and behind <= max(MOST, error),
+            "profile_choice": choice, "best": best[0], "best_way": best[1], "behind_best": behind,
+            "same_as_default": choice == field["default"]["choice"], "allowed_behind": max(MOST, spread), "wide_best": widest[0], "wide_way": widest[1], "rounds": len(again["rounds"]),
+            "median_error": error, "passed_by_median": ((1 / tuned["median"] - 1 <= error or choice == field["default"]["choice"]) and
+                                 (behind <= max(MOST, error) or choice == field[best[1]]["choice"])),
             "states": states, "slower": slower, "not_best": short, "passed": not slower and not short}
 
 
 def line(row):
     return ("%-13s %9d  default %9.1f us [%s]  A/A %.3f, spread %.1f %%, of medians %.1f %%  profile %9.1f us, %.3f [%s]  best %.3f %s  "
-            "behind %+.1f %% of %.1f  wider %.3f %s  %d rounds  %s%s" % (
+            "behind %+.1f %% of %.1f  wider %.3f %s  %d rounds  %s%s%s" % (
                 row["op"], row["bytes"], row["default_us"], row["default_choice"], row["again"], 100 * row["spread"], 100 * row["median_error"],
                 row["profile_us"], row["profile"], row["profile_choice"], row["best"], row["best_way"],
                 100 * row["behind_best"], 100 * row["allowed_behind"], row["wide_best"], row["wide_way"], row["rounds"],
-                "pass" if row["passed"] else "FAIL", ": SLOWER THAN DEFAULT" * row["slower"] + ": NOT THE BEST" * row["not_best"]))
+                "same way as the default, " * row["same_as_default"], "pass" if row["passed"] else "FAIL", ": SLOWER THAN DEFAULT" * row["slower"] + ": NOT THE BEST" * row["not_best"]))
+
+
+LOG_LINE = re.compile(r"NCCL INFO (\w+): (\d+) Bytes -> Algo (\w+) proto (\w+) channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\}")
+LOG_NAMES = {"AllReduce": "allreduce", "AllGather": "allgather", "ReduceScatter": "reducescatter"}
+
+
+def logged(text):
+    """{(operation, algorithm/protocol): the numbers of channels} of NCCL's log."""
+    found = {}
+    for name, _, algorithm, protocol, low, high in LOG_LINE.findall(text):
+        key = (LOG_NAMES.get(name, name), "%s/%s" % (algorithm.lower(), protocol.lower()))
+        found.setdefault(key, set()).add(int(high) - int(low) + 1)
+    return found
+
+
+def compare_log(document, found, channels):
+    """What was measured as a way, but is not in NCCL's log. `channels`: of the two communicators."""
+    missing, seen = [], 0
+    for record in document["records"]:
+        wide, way = record["way"].startswith("wide:"), record["way"].split(":")[-1]
+        if "/" not in way or record["state"] not in ("measured", "behind", "tried"):
+            continue
+        name, number = way.rsplit("/", 1)
+        number = min(int(number) or channels[wide], channels[wide])
+        seen += 1
+        have = found.get((record["op"], name), set())
+        if not have or (way[-2:] != "/0" and number not in have):
+            missing.append("%s %s (channels seen: %s)" % (record["op"], record["way"], sorted(have)))
+    return seen, missing
 
 
 class Sweep:
@@ -176,6 +227,8 @@ class Sweep:
                     if os.path.exists(pair.name + suffix):
                         os.unlink(pair.name + suffix)
         waiting = [pair for pair in self.pairs if not pair.finished()]
+        if waiting and not self.options.rig:
+            waiting[0].check(2)
         least = min(60, self.options.seconds / 2) if not self.options.rig else 1
         while waiting:
             left = self.end - time.monotonic()
@@ -186,8 +239,28 @@ class Sweep:
             pair.run(max(share, min(left, least * SHARES.get(pair.ranks, 2))))
             waiting.pop(0)
 
+    def report_check(self):
+        logs = glob.glob(os.path.join(self.options.logs, "taken.nccl.*"))
+        try:
+            with open(os.path.join(self.options.logs, "taken.json")) as f:
+                document = json.load(f)
+        except OSError:
+            return
+        text = ""
+        for log in logs:
+            with open(log, errors="replace") as f:
+                text += f.read()
+        channels = [int(n) for n in re.findall(r"(\d+) coll channels", text)]
+        if not channels:
+            return
+        seen, missing = compare_log(document, logged(text), (min(channels), max(channels)))
+        self.say("NCCL's own log (%d ranks, 1 MB; %d and %d channels) has %d of %d ways that were measured there%s" % (
+            document["machine"]["ranks"], min(channels), max(channels), seen - len(missing), seen,
+            "; not: " + ", ".join(missing) if missing else ""))
+
     def report(self):
         rows, wide = [], 0
+        self.report_check()
         for pair in self.pairs:
             if not pair.finished():
                 continue
@@ -209,7 +282,7 @@ class Sweep:
                      sum(row["slower"] for row in rows), sum(row["not_best"] for row in rows), wide))
         self.say("by what medians of equal sides differ, instead of single rounds: %d of %d would pass; default and profile are "
                  "the same way at %d" % (sum(row["passed_by_median"] for row in rows), len(rows),
-                                         sum(row["default_choice"] == row["profile_choice"] for row in rows)))
+                                         sum(row["same_as_default"] for row in rows)))
         self.say("pairs left: %s" % (", ".join(undone) or "none"))
         self.say("%d passed, %d failed" % (passed, len(rows) - passed))
         with open(os.path.join(self.options.logs, "tune_sweep.json"), "w") as f:

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How tests/gpu/tune_sweep.py judges what it measured."""
+import os
+import sys
+import unittest
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "gpu"))
+import tune_sweep  # noqa: E402
+
+
+def record(median, choice, p10=None, p90=None, state="measured", us=100):
+    return {"state": state, "choice": choice, "median_us": us / median,
+            "ratio": {"median": median, "p10": p10 or median, "p90": p90 or median, "rounds": [median] * 9}}
+
+
+def field(profile, way=1.0, again=(1.0, 0.99, 1.01), wide=1.0, choice="ring/ll/0", **more):
+    return dict({"default": record(1, "tree/ll/0"), "again": record(again[0], "tree/ll/0", *again[1:]),
+                 "profile": record(profile, choice), "ring/simple/2": record(way, "ring/simple/2"),
+                 "wide:ring/ll/8": record(wide, "ring/ll/8")}, **more)
+
+
+class Judge(unittest.TestCase):
+    def judge(self, *args, **more):
+        row = tune_sweep.judge("allreduce", 8, field(*args, **more))
+        return row["slower"], row["not_best"], row["best_way"], row["wide_way"]
+
+    def test_neither_slower_nor_behind(self):
+        self.assertEqual(self.judge(1.0)[:2], (False, False))
+        self.assertEqual(self.judge(1.5, 1.54), (False, False, "ring/simple/2", "ring/simple/2"))
+
+    def test_slower_than_equal_sides_differ(self):
+        self.assertEqual(self.judge(0.98)[:2], (True, False))
+        self.assertEqual(self.judge(0.98, again=(1.0, 0.97, 1.0))[0], False)
+        self.assertEqual(self.judge(0.98, again=(1.0, 1.0, 1.03))[0], False)
+        self.assertEqual(self.judge(0.98, choice="tree/ll/0")[0], False)  # it is the default
+
+    def test_behind_the_best_by_more_than_3_percent_and_chance(self):
+        self.assertEqual(self.judge(1.5, 1.55)[1], True)
+        self.assertEqual(self.judge(1.5, 1.55, again=(1.0, 0.96, 1.0))[1], False)
+        self.assertEqual(self.judge(1.5, 1.55, choice="ring/simple/2")[1], False)  # it is the best
+
+    def test_what_a_tuner_cannot_give_is_told_apart(self):
+        self.assertEqual(self.judge(1.5, wide=3), (False, False, "profile", "wide:ring/ll/8"))
+
+    def test_what_was_dropped_or_is_the_default_again_is_no_best(self):
+        dropped = record(3, "tree/simple/0", state="behind")
+        self.assertEqual(self.judge(1.5, again=(2, 2, 2), **{"tree/simple/0": dropped})[2], "profile")
+
+
+LOG = "h:1:2 [0] NCCL INFO AllReduce: 1048576 Bytes -> Algo %s proto %s channel{Lo..Hi}={0..%d}\n"
+
+
+class Log(unittest.TestCase):
+    def compare(self, lines, *ways):
+        document = {"records": [{"op": "allreduce", "way": way, "state": "measured"} for way in ways]}
+        return tune_sweep.compare_log(document, tune_sweep.logged("".join(LOG % line for line in lines)), (2, 8))
+
+    def test_ways_are_looked_for_with_their_channels(self):
+        lines = (("RING", "SIMPLE", 1), ("TREE", "LL128", 0), ("RING", "LL", 7))
+        ways = ("default", "ring/simple/2", "ring/simple/4", "ring/simple/0", "tree/ll128/1", "wide:ring/ll/8")
+        self.assertEqual(self.compare(lines, *ways), (5, []))
+        for missing in ("ring/ll/2", "tree/simple/0", "wide:ring/simple/8", "tree/ll128/2"):
+            seen, found = self.compare(lines, missing)
+            self.assertEqual((seen, len(found)), (1, 1), missing)
+
+
+if __name__ == "__main__":
+    unittest.main()
