@@ -282,6 +282,9 @@ LK_API int lk_gemm_tune(struct lk_blas *blas, const struct lk_gemm *gemm, struct
 #define TILE_ROWS         128
 #define TILE_COLUMNS      256
 
+/* Methods for products on streams are chosen for so many times their share of the multiprocessors; 0: for all. */
+#define SHARES 0
+
 #define POINTER_BYTES (3 * (size_t)LK_GEMM_GROUP * sizeof(void *))
 
 LK_API size_t lk_gemm_groups_workspace_bytes(const struct lk_blas *blas)
@@ -480,9 +483,9 @@ static int tune_spread(struct lk_blas *blas, const struct lk_gemm_groups *groups
     return err;
 }
 
-static int run_spread(struct lk_blas *blas, const struct lk_gemm_groups *groups, uint32_t streams,
-                      void *stream)
+static int run_spread(struct lk_blas *blas, const struct lk_gemm_groups *groups, void *stream)
 {
+    uint32_t streams = groups->streams;
     int err = tune_spread(blas, groups, streams, stream), end;
 
     if (!err)
@@ -595,6 +598,19 @@ static uint32_t streams_for(const struct lk_blas *blas, const struct lk_gemm_gro
     return streams < LK_GEMM_STREAMS ? (uint32_t)streams : LK_GEMM_STREAMS;
 }
 
+/* What the caller has left open is chosen. */
+static int run_streams(struct lk_blas *blas, const struct lk_gemm_groups *groups, void *stream)
+{
+    struct lk_gemm_groups own = *groups;
+
+    if (!own.streams) {
+        own.streams = streams_for(blas, groups);
+        if (!own.sms && own.streams > SHARES)
+            own.sms = lk_forks_sms(blas->forks) * SHARES / own.streams;
+    }
+    return run_spread(blas, &own, stream);
+}
+
 static enum lk_gemm_grouping choose_way(const struct lk_blas *blas,
                                         const struct lk_gemm_groups *groups)
 {
@@ -629,12 +645,7 @@ static int run_way(struct lk_blas *blas, const struct lk_gemm_groups *groups,
         if (err)
             return err;
         return cublas ? run_grouped(blas, cublas, groups, stream) : LK_VENDOR_NONE;
-    case LK_GROUP_STREAMS:
-        return blas->forks
-                   ? run_spread(blas, groups,
-                                groups->streams ? groups->streams : streams_for(blas, groups),
-                                stream)
-                   : LK_VENDOR_NONE;
+    case LK_GROUP_STREAMS: return blas->forks ? run_streams(blas, groups, stream) : LK_VENDOR_NONE;
     default: return run_in_a_row(blas, groups, stream);
     }
 }
