@@ -361,6 +361,7 @@ ncclResult_t rig_comm_connect(ncclComm_t comm, const struct rig_id *id);
 void rig_tuner_open(ncclComm_t comm);
 void rig_tuner_close(ncclComm_t comm);
 uint32_t rig_tuner_choice(const struct rig_op *op);
+void rig_tuner_take_time(uint32_t choice); /* by the thread of the stream */
 
 /* Waits until no plan is left in a stream (with_graphs: nor in a graph); fails the test when the time is up. */
 void rig_comm_wait_plans(ncclComm_t comm, bool with_graphs, const char *call);

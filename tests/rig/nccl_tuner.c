@@ -8,6 +8,7 @@
 #include <dlfcn.h>
 #include <stdarg.h>
 #include <stdlib.h>
+#include <time.h>
 
 enum {
     ALGORITHMS = 7,
@@ -85,6 +86,16 @@ static int function_of(enum rig_kind kind)
     case RIG_ALL_REDUCE: return 4;
     default: return -1;
     }
+}
+
+void rig_tuner_take_time(uint32_t choice)
+{
+    unsigned long long slow = lcrig_env("LCRIG_SLOW_US", 0, 1000000);
+    const struct timespec time = { .tv_sec = (time_t)(slow / 1000000),
+                                   .tv_nsec = (long)(slow % 1000000) * 1000 };
+
+    if (slow && plugin && choice >> 6 != lcrig_env("LCRIG_FAST_WAY", 0, ALGORITHMS * PROTOCOLS))
+        nanosleep(&time, NULL);
 }
 
 uint32_t rig_tuner_choice(const struct rig_op *op)
