@@ -214,12 +214,12 @@ struct plan {
 
 static struct plan make_plan(const struct context *c, double left_s)
 {
-    double us = INFINITY;
+    double us = 1; /* of the default, which is in every round */
     struct plan plan;
 
     for (int i = 0; i < c->n; i++) {
-        if (c->field[i].first_us > 0 && c->field[i].first_us < us)
-            us = c->field[i].first_us;
+        if (c->field[i].way->kind == LC_WAY_DEFAULT)
+            us = fmax(c->field[i].first_us, us);
     }
     plan.inner = (int)fmin(fmax(SAMPLE_US / us + 1, 1), MAX_INNER);
     plan.warmup = us < SHORT_US ? 2 : us < LONG_US ? 1 : 0;
