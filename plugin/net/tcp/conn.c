@@ -120,7 +120,7 @@ bool conn_wake_lane(struct lane *lane)
     if (!lane->up || !lane->idle || lane->index == 0)
         return false;
     lane->idle = false;
-    (void)engine_poll(lane, EPOLL_CTL_MOD);
+    (void)pool_poll(lane, EPOLL_CTL_MOD);
     return true;
 }
 
@@ -139,42 +139,50 @@ void conn_wake_lanes(struct conn *conn, const struct lane *except)
         lane_kick(&conn->lanes[0], 1);
 }
 
-/* Bytes that could be sent now, as far as it matters for waking lanes. With conn->lock held. */
-static uint64_t pending_bytes(const struct conn *conn)
-{
-    uint64_t limit = conn->posted < conn->credit ? conn->posted : conn->credit;
-    uint64_t bytes = (uint64_t)conn->n_redo * conn->piece;
-
-    for (uint64_t seq = conn->cut; seq < limit && bytes < (uint64_t)conn->piece * LC_TCP_LANES;
-         seq++) {
-        const struct lc_net_request *r = &conn->ring[seq % LC_TCP_WINDOW];
-
-        bytes += r->size - r->moved;
-    }
-    return bytes;
-}
-
-/* Wakes idle lanes of the pool, one for each piece beyond what lane 0 will take. */
-static void spread(struct conn *conn)
-{
-    uint64_t bytes;
-
-    pthread_mutex_lock(&conn->lock);
-    bytes = pending_bytes(conn);
-    /* Without lane 0 short messages, too, are the pool's. */
-    if (!conn->lanes[0].up && (conn->cut < conn->posted || conn->n_redo))
-        bytes += conn->piece + 1;
-    for (int i = 1; i < conn->n_lanes && bytes > conn->piece; i++) {
-        if (conn_wake_lane(&conn->lanes[i]))
-            bytes -= bytes < conn->piece ? bytes : conn->piece;
-    }
-    pthread_mutex_unlock(&conn->lock);
-}
-
 /* May come before its receive. Both sides know the length of a piece. */
 static bool is_short(const struct conn *conn, uint64_t size)
 {
     return size <= LC_TCP_EARLY_MAX && size <= conn->piece;
+}
+
+/* Lane 0 has the pool's lanes beside it that take long messages for it, on the same rail: what a rail carries is not for it
+ * to say. With conn->lock held. */
+static bool is_relieved(const struct conn *conn)
+{
+    for (int i = 1; i < conn->n_lanes && engine.relieves; i++) {
+        if (conn->lanes[i].up && conn->lanes[i].rail == conn->lanes[0].rail)
+            return true;
+    }
+    return false;
+}
+
+/* Pieces for which a lane of the pool is to be woken; short messages are lane 0's. With conn->lock held. */
+static uint64_t pieces_for_pool(const struct conn *conn)
+{
+    uint64_t limit = conn->posted < conn->credit ? conn->posted : conn->credit;
+    uint64_t pieces = (uint64_t)conn->n_redo;
+
+    for (uint64_t seq = conn->cut; seq < limit && pieces <= LC_TCP_LANES; seq++) {
+        const struct lc_net_request *r = &conn->ring[seq % LC_TCP_WINDOW];
+
+        if (!is_short(conn, r->size))
+            pieces += (r->size - r->moved + conn->piece - 1) / conn->piece;
+    }
+    if (!conn->lanes[0].up) /* for short messages, too */
+        return pieces + (conn->cut < conn->posted);
+    return is_relieved(conn) || pieces == 0 ? pieces : pieces - 1;
+}
+
+/* Wakes idle lanes of the pool, one for each piece. */
+static void spread(struct conn *conn)
+{
+    uint64_t pieces;
+
+    pthread_mutex_lock(&conn->lock);
+    pieces = pieces_for_pool(conn);
+    for (int i = 1; i < conn->n_lanes && pieces; i++)
+        pieces -= conn_wake_lane(&conn->lanes[i]);
+    pthread_mutex_unlock(&conn->lock);
 }
 
 /* The receiver has a place for the next message. With conn->lock held. */
@@ -329,6 +337,8 @@ static bool next_piece(struct lane *lane, struct piece *out)
     if (!may_cut(conn))
         return false;
     r = &conn->ring[conn->cut % LC_TCP_WINDOW];
+    if (lane->index == 0 && !is_short(conn, r->size) && is_relieved(conn))
+        return false;
     left = r->size - r->moved;
     *out = (struct piece){ r->seq, r->moved, left < conn->piece ? left : conn->piece };
     /* Too long: the receiver shall see its length, and not a byte of it. */

@@ -16,17 +16,11 @@
 #include <unistd.h>
 
 #define TOMBSTONE_NS ((int64_t)30 * 1000000000)
-#define LANE_BITS    5
 #define SLOT_BITS    27
-#define POOL_EVENTS  4
-#define POOL_BUDGET  16
-
-_Static_assert(LC_TCP_LANES <= 1 << LANE_BITS, "a lane's number fits");
 
 struct engine engine = {
     .life = PTHREAD_MUTEX_INITIALIZER,
     .lock = PTHREAD_MUTEX_INITIALIZER,
-    .pool_fd = -1,
     .service_fd = -1,
     .wake_fd = -1,
     .stop_fd = -1,
@@ -60,6 +54,10 @@ static void read_settings(void)
     engine.rails = choose(config->net_rails, 1, LC_TCP_RAILS);
     threads = threads < 1 ? 1 : threads > 8 ? 8 : threads;
     engine.threads_wanted = choose(config->net_threads, threads, 64);
+    /* NCCL's thread that copies bulk leaves the other connections waiting, but where there is no other processor that
+     * would be a thread more to change to. */
+    engine.relieves = engine.threads_wanted > 1;
+    engine.spins = processors >= 8;
     engine.piece = config->net_piece < LC_TCP_PIECE_MIN   ? LC_TCP_PIECE_MIN
                    : config->net_piece > LC_TCP_PIECE_MAX ? LC_TCP_PIECE_MAX
                                                           : (uint32_t)config->net_piece;
@@ -101,7 +99,7 @@ static void after_fork_in_child(void)
             close(engine.listeners[i].fd);
     }
     if (engine.running) {
-        close(engine.pool_fd);
+        pool_forget();
         close(engine.service_fd);
         close(engine.wake_fd);
         close(engine.stop_fd);
@@ -135,62 +133,6 @@ int engine_configure(void)
     return err;
 }
 
-/* ---- the pool ---- */
-
-int engine_poll(struct lane *lane, int op)
-{
-    /* Lane 0 moves in its caller's calls. But who has sent short messages need not call again, whether they have come or
-     * have to be sent again: its end is looked at, and at times the rest. */
-    uint32_t wanted = lane->index || lane->watched ? EPOLLIN | EPOLLOUT : 0;
-    struct epoll_event event = { .events = wanted | EPOLLRDHUP | EPOLLET,
-                                 .data.u64 = lane->conn->slot << LANE_BITS |
-                                             (uint64_t)lane->index };
-
-    return epoll_ctl(engine.pool_fd, op, lane->fd, &event) == 0 ? 0 : -errno;
-}
-
-static struct conn *find_slot(uint64_t slot)
-{
-    size_t index = slot & ((1u << SLOT_BITS) - 1);
-    struct conn *conn = NULL;
-
-    pthread_mutex_lock(&engine.lock);
-    if (index < engine.n_slots && engine.slots[index] && engine.slots[index]->slot == slot) {
-        conn = engine.slots[index];
-        conn_ref(conn);
-    }
-    pthread_mutex_unlock(&engine.lock);
-    return conn;
-}
-
-/* The end of a socket is told of once. Whoever holds lane 0 then may have read only what came before it, and may be its
- * caller's last call. */
-static void pool_move(struct lane *lane, uint32_t events)
-{
-    if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR))
-        atomic_store(&lane->hung, true);
-    lane_kick(lane, POOL_BUDGET);
-}
-
-void *pool_main(void *arg)
-{
-    struct epoll_event events[POOL_EVENTS];
-
-    while (!atomic_load(&engine.stop)) {
-        int n = epoll_wait(engine.pool_fd, events, POOL_EVENTS, -1);
-
-        for (int i = 0; i < n; i++) {
-            struct conn *conn = find_slot(events[i].data.u64 >> LANE_BITS);
-
-            if (!conn)
-                continue;
-            pool_move(&conn->lanes[events[i].data.u64 & ((1u << LANE_BITS) - 1)], events[i].events);
-            conn_unref(conn);
-        }
-    }
-    return NULL;
-}
-
 /* ---- life ---- */
 
 static void close_fd(int *fd)
@@ -202,7 +144,7 @@ static void close_fd(int *fd)
 
 static void close_polls(void)
 {
-    close_fd(&engine.pool_fd);
+    pool_close();
     close_fd(&engine.service_fd);
     close_fd(&engine.wake_fd);
     close_fd(&engine.stop_fd);
@@ -211,21 +153,19 @@ static void close_polls(void)
 static int open_polls(void)
 {
     struct epoll_event wake = { .events = EPOLLIN, .data.ptr = NULL };
-    struct epoll_event stop = { .events = EPOLLIN, .data.u64 = UINT64_MAX };
     int err;
 
-    engine.pool_fd = epoll_create1(EPOLL_CLOEXEC);
     engine.service_fd = epoll_create1(EPOLL_CLOEXEC);
     engine.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     engine.stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (engine.pool_fd < 0 || engine.service_fd < 0 || engine.wake_fd < 0 || engine.stop_fd < 0 ||
-        epoll_ctl(engine.service_fd, EPOLL_CTL_ADD, engine.wake_fd, &wake) != 0 ||
-        epoll_ctl(engine.pool_fd, EPOLL_CTL_ADD, engine.stop_fd, &stop) != 0) {
+    if (engine.service_fd < 0 || engine.wake_fd < 0 || engine.stop_fd < 0 ||
+        epoll_ctl(engine.service_fd, EPOLL_CTL_ADD, engine.wake_fd, &wake) != 0)
         err = -errno;
+    else
+        err = pool_open();
+    if (err)
         close_polls();
-        return err;
-    }
-    return 0;
+    return err;
 }
 
 static void signal_fd(int fd)
@@ -241,18 +181,13 @@ void engine_wake(void)
         signal_fd(engine.wake_fd);
 }
 
-static void join_threads(bool service)
+static void join_threads(void)
 {
     atomic_store(&engine.stop, true);
     signal_fd(engine.stop_fd);
     signal_fd(engine.wake_fd);
-    if (service)
-        pthread_join(engine.service, NULL);
-    for (int i = 0; i < engine.n_threads; i++)
-        pthread_join(engine.threads[i], NULL);
-    engine.n_threads = 0;
-    free(engine.threads);
-    engine.threads = NULL;
+    pthread_join(engine.service, NULL);
+    pool_join();
 }
 
 /* The threads take no signals: a handler of the host program shall run where it always did. */
@@ -262,27 +197,20 @@ static int start_threads(void)
     sigset_t old;
     int err;
 
-    engine.threads = calloc((size_t)engine.threads_wanted, sizeof(*engine.threads));
-    if (!engine.threads)
-        return -ENOMEM;
     atomic_store(&engine.stop, false);
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
     err = pthread_create(&engine.service, NULL, service_main, NULL);
     if (!err) {
         (void)pthread_setname_np(engine.service, "lc-net");
-        while (!err && engine.n_threads < engine.threads_wanted) {
-            err = pthread_create(&engine.threads[engine.n_threads], NULL, pool_main, NULL);
-            if (!err)
-                (void)pthread_setname_np(engine.threads[engine.n_threads++], "lc-net-pool");
-        }
+        err = pool_start();
         if (err)
-            join_threads(true);
+            join_threads();
     } else {
-        join_threads(false);
+        err = -err;
     }
     pthread_sigmask(SIG_SETMASK, &old, NULL);
-    return -err;
+    return err;
 }
 
 /* With life held. */
@@ -311,7 +239,7 @@ failed:
  * NCCL still holds, whose memory stays. */
 static void stop(void)
 {
-    join_threads(true);
+    join_threads();
     while (engine.conns) {
         if (engine.conns->claimed)
             conn_ref(engine.conns);
@@ -408,6 +336,20 @@ int engine_enlist(struct conn *conn)
     engine.conns = conn;
     conn_ref(conn);
     return 0;
+}
+
+struct conn *engine_find(uint64_t slot)
+{
+    size_t index = slot & ((1u << SLOT_BITS) - 1);
+    struct conn *conn = NULL;
+
+    pthread_mutex_lock(&engine.lock);
+    if (index < engine.n_slots && engine.slots[index] && engine.slots[index]->slot == slot) {
+        conn = engine.slots[index];
+        conn_ref(conn);
+    }
+    pthread_mutex_unlock(&engine.lock);
+    return conn;
 }
 
 void engine_delist(struct conn *conn)

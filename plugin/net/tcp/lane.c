@@ -50,13 +50,15 @@ static void close_socket(struct lane *lane)
 {
     int fd = lane->fd;
 
+    if (fd >= 0)
+        pool_leave(lane);
     lane->fd = -1;
     if (fd >= 0)
         close(fd);
     reset(lane);
 }
 
-/* With conn->lock held, before the socket is closed: see engine_poll. */
+/* With conn->lock held, before the socket is closed: see pool_poll. */
 static void mark_down(struct lane *lane)
 {
     struct conn *conn = lane->conn;
@@ -138,6 +140,7 @@ void lane_close(struct lane *lane)
     if (lingers && lane->fd >= 0) {
         int fd = lane->fd;
 
+        pool_leave(lane);
         lane->fd = -1;
         linger_add(fd, lane->out_cut ? NULL : &bye);
     }
@@ -151,7 +154,7 @@ void lane_attach(struct lane *lane, int fd, uint32_t epoch)
 
     reset(lane);
     lane->fd = fd;
-    if (engine_poll(lane, EPOLL_CTL_ADD) != 0)
+    if (pool_poll(lane, EPOLL_CTL_ADD) != 0)
         lc_warn("socket %d of the connection with %s cannot be polled: %s", lane->index,
                 conn->peer_text, strerror(errno));
     pthread_mutex_lock(&conn->lock);
@@ -358,7 +361,7 @@ static void watch(struct lane *lane, bool more)
         return;
     lane->watched = owes;
     if (changes || (owes && more))
-        (void)engine_poll(lane, EPOLL_CTL_MOD);
+        (void)pool_poll(lane, EPOLL_CTL_MOD);
 }
 
 /* 1: something was written, 0: nothing to write or no room, -1: the lane is broken. */
@@ -453,7 +456,7 @@ void lane_kick(struct lane *lane, int budget)
         if (more && hung)
             atomic_store(&lane->hung, true);
         if (more && (lane->index > 0 || hung))
-            (void)engine_poll(lane, EPOLL_CTL_MOD);
+            (void)pool_poll(lane, EPOLL_CTL_MOD);
         watch(lane, more);
         pthread_mutex_unlock(&lane->io);
     }

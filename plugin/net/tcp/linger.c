@@ -7,7 +7,6 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -31,8 +30,6 @@ void linger_add(int fd, const struct lc_tcp_frame *bye)
         close(fd);
         return;
     }
-    /* Of the pool no longer; a lane that it never had is not there. */
-    (void)epoll_ctl(engine.pool_fd, EPOLL_CTL_DEL, fd, NULL);
     linger->fd = fd;
     linger->until = lc_now_ns() + engine.timeout_ns;
     if (bye) {

@@ -78,6 +78,7 @@ struct lane {
 
     /* under io */
     int fd;
+    int mover; /* of fd; written before the lane is up, and no more while it is */
     size_t in_start;
     size_t in_end;
     struct lc_tcp_frame rx; /* of the piece whose payload is being read */
@@ -238,18 +239,26 @@ struct tombstone {
 };
 #define TOMBSTONES 512
 
+/* A thread of the pool. */
+struct mover {
+    int poll; /* epoll of its sockets */
+    pthread_t thread;
+    atomic_int
+        lanes; /* that are its own, lane 0 of connections left out; relaxed: a new socket goes by it */
+};
+
 struct engine {
     pthread_mutex_t life;
     int users; /* contexts, listens and accepted or connected connections; under life */
     bool running;
-    int n_threads;
     pthread_t service;
-    pthread_t *threads;
+    struct mover *movers; /* those of the pool; written under life while none of them runs */
+    int n_movers;
+    int n_threads; /* of them that run; under life */
 
     atomic_bool dead; /* set once in a child, and when the library ends: nothing works any more */
     atomic_bool stop;
     atomic_bool attention; /* the service thread shall look at the connections */
-    int pool_fd;           /* epoll of the pool; written under life while no thread runs */
     int service_fd;        /* epoll of the service thread */
     int wake_fd;           /* eventfd of the service thread */
     int stop_fd;           /* eventfd of the pool */
@@ -271,6 +280,9 @@ struct engine {
     int sockets; /* of each rail */
     int rails;
     int threads_wanted;
+    bool spins; /* movers look on for a while before they sleep */
+    bool
+        relieves; /* lane 0 leaves long messages to the pool, as far as it has lanes on the same rail */
     uint32_t piece;
     int64_t timeout_ns;
     bool elide;
@@ -292,10 +304,20 @@ void engine_delist(struct conn *conn); /* with engine.lock held; the caller has 
 void engine_bury(struct conn *conn);   /* with engine.lock held: a tombstone */
 void engine_home(int dev,
                  struct lc_tcp_wire_address *out); /* where this process listens, or nothing */
+struct conn *engine_find(uint64_t slot);           /* with a reference; NULL: it is gone */
+
+/* pool.c */
+int pool_open(
+    void); /* all with engine.life held, but for the last two; a child of a fork forgets */
+int pool_start(void);
+void pool_join(void);
+void pool_close(void);
+void pool_forget(void);
 /* ADD or MOD; after MOD the pool looks at the lane at once, whatever it was told before. With lane->io held, or, but for
- * lane 0, with conn->lock held and the lane up, so that the descriptor is the lane's. */
-int engine_poll(struct lane *lane, int op);
-void *pool_main(void *arg);
+ * lane 0, with conn->lock held and the lane up, so that the descriptor and the mover are the lane's. */
+int pool_poll(struct lane *lane, int op);
+void pool_leave(
+    struct lane *lane); /* with io held: the socket is about to be closed, or somebody else's */
 
 /* service.c */
 void *service_main(void *arg);
