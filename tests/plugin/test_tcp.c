@@ -247,6 +247,34 @@ static void long_messages_behind_short_ones_get_their_room(void)
     pair_close(&pair);
 }
 
+/* The sender has asked for the long one's receive before those of the short ones, which came early, are posted. */
+static void a_long_message_behind_early_ones_gets_its_room(void)
+{
+    struct pair pair = pair_open(ctx, 0);
+    static unsigned char from[3 * LC_TCP_EARLY_MAX];
+    static unsigned char to[sizeof(from)];
+
+    memset(from, 7, sizeof(from));
+    for (int round = 0; round < 20; round++) {
+        struct lc_net_request *recv;
+        struct lc_net_request *send;
+        void *at = to;
+        size_t room = sizeof(to);
+        int tag = 0;
+
+        for (int i = 0; i < SHORT; i++)
+            send_short(&pair, i, short_size(i));
+        CHECK(lc_net_tcp.isend(pair.send, from, sizeof(from), 0, NULL, &send) == 0 && send);
+        for (int i = 0; i < SHORT; i++)
+            expect_short(&pair, i, short_size(i));
+        CHECK(lc_net_tcp.irecv(pair.recv, 1, &at, &room, &tag, NULL, &recv) == 0 && recv);
+        pair_wait(send, recv, NULL, NULL);
+        CHECK(memcmp(to, from, sizeof(to)) == 0);
+        memset(to, 0, sizeof(to));
+    }
+    pair_close(&pair);
+}
+
 /* Lanes of the pool bring it ahead of what lane 0 has, which nobody reads yet. */
 static void wait_for_goodbye(const struct pair *pair)
 {
@@ -255,9 +283,9 @@ static void wait_for_goodbye(const struct pair *pair)
     bool gone = conn->n_lanes == 1;
 
     while (!gone) {
-        pthread_mutex_lock(&conn->lock);
+        conn_lock(conn);
         gone = conn->peer_gone;
-        pthread_mutex_unlock(&conn->lock);
+        conn_unlock(conn);
         CHECK(!lc_deadline_passed(end));
         sched_yield();
     }
@@ -497,6 +525,7 @@ int main(int argc, char **argv)
     a_short_message_too_long_fails_both_sides_too(true);
     short_messages_do_not_wait_for_their_receives();
     long_messages_behind_short_ones_get_their_room();
+    a_long_message_behind_early_ones_gets_its_room();
     what_was_sent_arrives_after_the_sender_was_closed(false);
     what_was_sent_arrives_after_the_sender_was_closed(true);
     maps_say_what_comes();

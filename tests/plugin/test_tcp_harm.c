@@ -169,9 +169,9 @@ static void lost_short_messages_need_no_call(void)
 static void say_control(struct lane *lane)
 {
     do {
-        pthread_mutex_lock(&lane->conn->lock);
+        conn_lock(lane->conn);
         lane->conn->dirty = true;
-        pthread_mutex_unlock(&lane->conn->lock);
+        conn_unlock(lane->conn);
         conn_fill_batch(lane);
     } while (lane->iov_n == 0);
     CHECK(writev(lane->fd, lane->iov, lane->iov_n) > 0);
@@ -239,9 +239,9 @@ static bool has_lost_its_socket(struct lane *lane)
 {
     bool lost;
 
-    pthread_mutex_lock(&lane->conn->lock);
+    conn_lock(lane->conn);
     lost = lane->lost > 0;
-    pthread_mutex_unlock(&lane->conn->lock);
+    conn_unlock(lane->conn);
     return lost;
 }
 
@@ -284,11 +284,11 @@ static int count_announced(struct conn *conn, uint64_t *up)
 {
     int n = 0;
 
-    pthread_mutex_lock(&conn->lock);
+    conn_lock(conn);
     for (int i = 1; i < conn->n_lanes; i++)
         n += !conn->lanes[i].up && conn->lanes[i].announced_by == 0;
     *up = (uint64_t)conn->n_up;
-    pthread_mutex_unlock(&conn->lock);
+    conn_unlock(conn);
     return n;
 }
 
@@ -308,9 +308,9 @@ static void send_past_the_first(struct pair *pair)
 
     while (credit < LOST) {
         lane_kick(&near->lanes[0], 1);
-        pthread_mutex_lock(&near->lock);
+        conn_lock(near);
         credit = near->credit;
-        pthread_mutex_unlock(&near->lock);
+        conn_unlock(near);
         CHECK(!lc_deadline_passed(end));
     }
     for (int i = 0; i < near->n_lanes; i++)

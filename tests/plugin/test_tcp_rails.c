@@ -313,9 +313,9 @@ static uint64_t passed(int rail)
 {
     uint64_t bytes;
 
-    pthread_mutex_lock(&conn->lock);
+    conn_lock(conn);
     bytes = sum_bytes(rail);
-    pthread_mutex_unlock(&conn->lock);
+    conn_unlock(conn);
     return bytes - marks[rail];
 }
 
@@ -345,10 +345,10 @@ static int lanes_up(int rail)
 {
     int n = 0;
 
-    pthread_mutex_lock(&conn->lock);
+    conn_lock(conn);
     for (int i = 0; i < conn->n_lanes; i++)
         n += conn->lanes[i].up && conn->lanes[i].rail == rail;
-    pthread_mutex_unlock(&conn->lock);
+    conn_unlock(conn);
     return n;
 }
 
@@ -447,12 +447,12 @@ static void a_slow_one_carries_less_until_it_is_fast_again(void)
 /* What is thought of a rail is tried again now and then, or one bad moment would be the end of it. */
 static void a_bad_opinion_does_not_last(void)
 {
-    pthread_mutex_lock(&conn->lock);
+    conn_lock(conn);
     for (int i = 0; i < conn->n_lanes; i++) {
         if (conn->lanes[i].rail == 1)
             conn->lanes[i].rate = 20000;
     }
-    pthread_mutex_unlock(&conn->lock);
+    conn_unlock(conn);
     stream_until_share(it_is_fast);
 }
 

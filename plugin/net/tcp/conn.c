@@ -11,7 +11,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/epoll.h>
+
+#define LONG 65536
 
 struct conn *conn_new(bool sends, int dev, int n_lanes, uint32_t piece)
 {
@@ -35,7 +36,7 @@ struct conn *conn_new(bool sends, int dev, int n_lanes, uint32_t piece)
     conn->n_lanes = n_lanes;
     conn->piece = piece;
     conn->down_since = lc_now_ns();
-    pthread_mutex_init(&conn->lock, NULL);
+    lock_init(&conn->lock);
     for (int i = 0; i < LC_TCP_WINDOW; i++)
         conn->ring[i].conn = conn;
     for (int i = 0; i < n_lanes; i++)
@@ -89,6 +90,7 @@ void conn_fail_locked(struct conn *conn, int code, const char *text)
         return;
     (void)device_names(conn, devices);
     conn->error = code;
+    atomic_store(&conn->troubled, true);
     (void)snprintf(conn->cause, sizeof(conn->cause), "%s", text);
     /* At the end of a job processes go in any order, and nobody misses them. */
     if (conn->acked < conn->posted)
@@ -107,9 +109,9 @@ void conn_fail(struct conn *conn, int code, const char *fmt, ...)
     va_start(ap, fmt);
     (void)vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);
-    pthread_mutex_lock(&conn->lock);
+    conn_lock(conn);
     conn_fail_locked(conn, code, text);
-    pthread_mutex_unlock(&conn->lock);
+    conn_unlock(conn);
     conn_wake_lanes(conn, NULL);
 }
 
@@ -120,7 +122,8 @@ bool conn_wake_lane(struct lane *lane)
     if (!lane->up || !lane->idle || lane->index == 0)
         return false;
     lane->idle = false;
-    (void)pool_poll(lane, EPOLL_CTL_MOD);
+    atomic_fetch_add(&lane->conn->changes, 1); /* it looks, too */
+    pool_look(lane);
     return true;
 }
 
@@ -129,12 +132,12 @@ void conn_wake_lanes(struct conn *conn, const struct lane *except)
 {
     bool woken = false;
 
-    pthread_mutex_lock(&conn->lock);
+    conn_lock(conn);
     for (int i = 1; i < conn->n_lanes; i++) {
         if (&conn->lanes[i] != except)
             woken |= conn_wake_lane(&conn->lanes[i]);
     }
-    pthread_mutex_unlock(&conn->lock);
+    conn_unlock(conn);
     if (!woken && &conn->lanes[0] != except)
         lane_kick(&conn->lanes[0], 1);
 }
@@ -143,6 +146,12 @@ void conn_wake_lanes(struct conn *conn, const struct lane *except)
 static bool is_short(const struct conn *conn, uint64_t size)
 {
     return size <= LC_TCP_EARLY_MAX && size <= conn->piece;
+}
+
+/* Copying it on NCCL's thread costs that thread's other connections more than waking another. */
+static bool is_long(uint64_t size)
+{
+    return size > LONG;
 }
 
 /* Lane 0 has the pool's lanes beside it that take long messages for it, on the same rail: what a rail carries is not for it
@@ -156,33 +165,38 @@ static bool is_relieved(const struct conn *conn)
     return false;
 }
 
-/* Pieces for which a lane of the pool is to be woken; short messages are lane 0's. With conn->lock held. */
-static uint64_t pieces_for_pool(const struct conn *conn)
+/* What could be sent now and lane 0 will not take at once, as far as it matters for waking lanes. With conn->lock held. */
+static uint64_t bytes_for_pool(const struct conn *conn)
 {
     uint64_t limit = conn->posted < conn->credit ? conn->posted : conn->credit;
-    uint64_t pieces = (uint64_t)conn->n_redo;
+    uint64_t shared = (uint64_t)conn->n_redo * conn->piece;
+    uint64_t left = 0;
+    bool relieved = is_relieved(conn);
 
-    for (uint64_t seq = conn->cut; seq < limit && pieces <= LC_TCP_LANES; seq++) {
+    for (uint64_t seq = conn->cut;
+         seq < limit && left + shared < (uint64_t)conn->piece * LC_TCP_LANES; seq++) {
         const struct lc_net_request *r = &conn->ring[seq % LC_TCP_WINDOW];
 
-        if (!is_short(conn, r->size))
-            pieces += (r->size - r->moved + conn->piece - 1) / conn->piece;
+        *(relieved && is_long(r->size) ? &left : &shared) += r->size - r->moved;
     }
-    if (!conn->lanes[0].up) /* for short messages, too */
-        return pieces + (conn->cut < conn->posted);
-    return is_relieved(conn) || pieces == 0 ? pieces : pieces - 1;
+    /* Without lane 0 short messages, too, are the pool's. */
+    if (!conn->lanes[0].up)
+        return left + shared + (conn->cut < conn->posted);
+    return left + (shared > conn->piece ? shared - conn->piece : 0);
 }
 
 /* Wakes idle lanes of the pool, one for each piece. */
 static void spread(struct conn *conn)
 {
-    uint64_t pieces;
+    uint64_t bytes;
 
-    pthread_mutex_lock(&conn->lock);
-    pieces = pieces_for_pool(conn);
-    for (int i = 1; i < conn->n_lanes && pieces; i++)
-        pieces -= conn_wake_lane(&conn->lanes[i]);
-    pthread_mutex_unlock(&conn->lock);
+    conn_lock(conn);
+    bytes = bytes_for_pool(conn);
+    for (int i = 1; i < conn->n_lanes && bytes; i++) {
+        if (conn_wake_lane(&conn->lanes[i]))
+            bytes -= bytes < conn->piece ? bytes : conn->piece;
+    }
+    conn_unlock_unchanged(conn);
 }
 
 /* The receiver has a place for the next message. With conn->lock held. */
@@ -201,10 +215,10 @@ void conn_work(struct conn *conn)
     bool behind;
     bool alone;
 
-    pthread_mutex_lock(&conn->lock);
+    conn_lock(conn);
     behind = conn->posted - conn->acked >= LC_TCP_EARLY / 2 || !may_cut(conn);
     alone = conn->dirty && !conn->lanes[0].up;
-    pthread_mutex_unlock(&conn->lock);
+    conn_unlock(conn);
     if (!conn->sends || behind)
         lane_kick(&conn->lanes[0], 1);
     else
@@ -221,8 +235,8 @@ int conn_acked(struct conn *conn, uint64_t acked)
 {
     if (acked > conn->cut)
         return -EPROTO;
-    if (acked > conn->acked)
-        conn->acked = acked;
+    for (; conn->acked < acked; conn->acked++)
+        atomic_store(&conn->ring[conn->acked % LC_TCP_WINDOW].ripe, true);
     return 0;
 }
 
@@ -273,6 +287,7 @@ static int take_words(struct conn *conn, const unsigned char *body, uint32_t n, 
             /* The other side has given it up, and its end may not come through. */
             if (!word.open && about->retire < word.epoch) {
                 about->retire = word.epoch;
+                atomic_store(&about->condemned, true);
                 *ended = true;
             }
         } else if (!about->up && !about->settled && !word.open && word.epoch >= about->epoch)
@@ -291,7 +306,7 @@ int conn_take_control(struct lane *lane, const struct lc_tcp_frame *f, const uns
     bool redo;
     int err;
 
-    pthread_mutex_lock(&conn->lock);
+    conn_lock(conn);
     err = take_words(conn, body, f->arg, &ended);
     if (!err)
         err = conn_acked(conn, f->seq);
@@ -304,7 +319,7 @@ int conn_take_control(struct lane *lane, const struct lc_tcp_frame *f, const uns
     if (!err && f->size > conn->credit)
         conn->credit = f->size;
     redo = conn->n_redo > 0;
-    pthread_mutex_unlock(&conn->lock);
+    conn_unlock(conn);
     for (int i = 0; ended && i < conn->n_lanes; i++) {
         if (&conn->lanes[i] != lane)
             lane_kick(&conn->lanes[i], 1);
@@ -337,7 +352,7 @@ static bool next_piece(struct lane *lane, struct piece *out)
     if (!may_cut(conn))
         return false;
     r = &conn->ring[conn->cut % LC_TCP_WINDOW];
-    if (lane->index == 0 && !is_short(conn, r->size) && is_relieved(conn))
+    if (lane->index == 0 && is_long(r->size) && is_relieved(conn))
         return false;
     left = r->size - r->moved;
     *out = (struct piece){ r->seq, r->moved, left < conn->piece ? left : conn->piece };
@@ -345,8 +360,11 @@ static bool next_piece(struct lane *lane, struct piece *out)
     if (r->seq < conn->credit && r->size > conn->credit_size[r->seq % LC_TCP_WINDOW])
         *out = (struct piece){ r->seq, 0, 0 };
     r->moved += out->length;
-    if (out->length == left || out->length == 0)
+    if (out->length == left || out->length == 0) {
+        conn->short_run = is_short(conn, r->size) ? conn->short_run + 1 : 0;
+        conn->asked = false;
         conn->cut++;
+    }
     return true;
 }
 
@@ -396,15 +414,36 @@ void conn_sent(struct lane *lane)
 
     if (lane->n_short == 0)
         return;
-    pthread_mutex_lock(&conn->lock);
+    conn_lock(conn);
     for (int i = 0; i < lane->n_short; i++) {
         struct lc_net_request *r = &conn->ring[lane->short_seqs[i] % LC_TCP_WINDOW];
 
-        if (r->seq == lane->short_seqs[i])
+        if (r->seq == lane->short_seqs[i]) {
             r->gone = true;
+            atomic_store(&r->ripe, true);
+        }
     }
-    pthread_mutex_unlock(&conn->lock);
+    conn_unlock_unchanged(conn);
     lane->n_short = 0;
+}
+
+/* A long message waits, and the receiver may say nothing of its receive by itself. */
+static bool must_ask(const struct conn *conn)
+{
+    return conn->cut < conn->posted && conn->cut >= conn->credit && !conn->asked &&
+           conn->short_run >= LC_TCP_SHORT_RUN &&
+           !is_short(conn, conn->ring[conn->cut % LC_TCP_WINDOW].size);
+}
+
+static void add_ask(struct lane *lane, int at)
+{
+    struct lc_tcp_frame f = { .magic = LC_TCP_FRAME_MAGIC,
+                              .type = LC_TCP_ASK,
+                              .lane = (uint8_t)lane->index,
+                              .seq = lane->conn->cut };
+
+    lane->conn->asked = true;
+    add_frame(lane, at, &f, NULL, 0);
 }
 
 static void fill_sender(struct lane *lane)
@@ -438,6 +477,8 @@ static void fill_sender(struct lane *lane)
         add_frame(lane, n++, &f, r->data + p.offset, p.length);
         bytes += p.length;
     }
+    if (n < BATCH && must_ask(conn))
+        add_ask(lane, n);
 }
 
 /* ---- the receiver's side ---- */
@@ -492,6 +533,21 @@ static int find_message(struct conn *conn, const struct lc_tcp_frame *f)
     return 0;
 }
 
+/* Short messages come without, and after some of them the next is one, too, as a rule. */
+void conn_want_credit(struct conn *conn)
+{
+    conn->dirty |= conn->short_run < LC_TCP_SHORT_RUN || conn->told_posted < conn->wanted;
+}
+
+/* The receives of short messages that came early may be posted before its own, and count as ever. */
+void conn_take_ask(struct conn *conn, const struct lc_tcp_frame *f)
+{
+    conn_lock(conn);
+    conn->wanted = f->seq + 1;
+    conn->dirty |= conn->told_posted < conn->posted;
+    conn_unlock(conn);
+}
+
 /* All that are complete in a row. For short messages nobody waits, until there are many, or the sender knows of no further
  * receive: nothing else may come to tell it of those that were posted meanwhile. With conn->lock held. */
 static void confirm_complete(struct conn *conn)
@@ -500,11 +556,13 @@ static void confirm_complete(struct conn *conn)
 
     while (conn->acked < conn->posted && r->complete && r->seq == conn->acked) {
         conn->dirty |= !is_short(conn, r->length);
+        conn->short_run = is_short(conn, r->length) ? conn->short_run + 1 : 0;
         conn->acked++;
         r = &conn->ring[conn->acked % LC_TCP_WINDOW];
     }
-    conn->dirty |= conn->acked - conn->told_acked >= LC_TCP_EARLY / 4 ||
-                   (conn->told_posted <= conn->acked && conn->acked < conn->posted);
+    conn->dirty |= conn->acked - conn->told_acked >= LC_TCP_EARLY / 4;
+    if (conn->told_posted <= conn->acked && conn->acked < conn->posted)
+        conn_want_credit(conn);
 }
 
 /* ---- messages that come before their receives ---- */
@@ -567,6 +625,7 @@ void conn_take_early(struct conn *conn, struct lc_net_request *r)
     r->known = true;
     r->length = r->moved = early->length;
     r->complete = true;
+    atomic_store(&r->ripe, true);
     confirm_complete(conn);
 }
 
@@ -597,7 +656,7 @@ int conn_begin_piece(struct lane *lane, const struct lc_tcp_frame *f)
     bool early;
     int err;
 
-    pthread_mutex_lock(&conn->lock);
+    conn_lock(conn);
     early = f->seq >= conn->posted;
     if (f->number != lane->count + 1)
         err = -EPROTO;
@@ -613,7 +672,7 @@ int conn_begin_piece(struct lane *lane, const struct lc_tcp_frame *f)
         lane->dst_left = f->length;
         lane->in_piece = true;
     }
-    pthread_mutex_unlock(&conn->lock);
+    conn_unlock_unchanged(conn); /* an error is seen by itself */
     return err;
 }
 
@@ -622,7 +681,7 @@ void conn_end_piece(struct lane *lane)
     struct conn *conn = lane->conn;
     struct lc_net_request *r = &conn->ring[lane->rx.seq % LC_TCP_WINDOW];
 
-    pthread_mutex_lock(&conn->lock);
+    conn_lock(conn);
     lane->count++;
     lane->bytes += lane->rx.length;
     if (lane->in_early) {
@@ -631,12 +690,16 @@ void conn_end_piece(struct lane *lane)
         r->moved += lane->rx.length;
         if (r->moved == r->length) {
             r->complete = true;
+            atomic_store(&r->ripe, true);
             confirm_complete(conn);
         }
     }
     if (lane->count - lane->told >= RING / 4)
         conn->dirty = true;
-    pthread_mutex_unlock(&conn->lock);
+    if (conn->dirty)
+        conn_unlock(conn);
+    else
+        conn_unlock_unchanged(conn);
 }
 
 /* Whoever moves the other lane ends it: waiting for its lock here could be waiting in a circle. */
@@ -647,13 +710,15 @@ int conn_down(struct lane *lane, const struct lc_tcp_frame *f)
 
     if (f->lane >= conn->n_lanes || about == lane)
         return -EPROTO;
-    pthread_mutex_lock(&conn->lock);
-    if (f->arg > about->retire)
+    conn_lock(conn);
+    if (f->arg > about->retire) {
         about->retire = f->arg;
+        atomic_store(&about->condemned, true);
+    }
     if (!about->up && about->retire > about->epoch)
         about->epoch = about->retire;
     conn->dirty = true;
-    pthread_mutex_unlock(&conn->lock);
+    conn_unlock(conn);
     lane_kick(about, 1);
     return 0;
 }
@@ -673,15 +738,16 @@ int conn_bye(struct lane *lane, const struct lc_tcp_frame *f)
     struct conn *conn = lane->conn;
     int err = 0;
 
-    pthread_mutex_lock(&conn->lock);
+    conn_lock(conn);
     if (conn->sends)
         err = conn_acked(conn, f->seq);
     conn->peer_gone = true;
+    atomic_store(&conn->troubled, true);
     conn->told = true;
     conn->last = f->size;
     if (!err && conn->acked < conn->posted && conn_is_hopeless(conn, conn->posted - 1))
         conn_fail_locked(conn, -EREMOTEIO, "the other side closed the connection");
-    pthread_mutex_unlock(&conn->lock);
+    conn_unlock(conn);
     return err;
 }
 
@@ -715,12 +781,13 @@ static bool has_lost(const struct conn *conn)
 void conn_fill_batch(struct lane *lane)
 {
     struct conn *conn = lane->conn;
+    uint64_t cut;
 
-    pthread_mutex_lock(&conn->lock);
+    conn_lock(conn);
+    cut = conn->cut;
     lane->iov_at = lane->iov_n = 0;
     lane->n_short = 0;
     lane->oldest = UINT64_MAX;
-    lane->idle = false;
     if (conn->error)
         fill_error(lane);
     else if (conn->sends)
@@ -728,11 +795,17 @@ void conn_fill_batch(struct lane *lane)
     else
         fill_receiver(lane);
     lane->owes = conn->sends && has_lost(conn);
-    if (lane->iov_n == 0)
-        lane->idle = true;
-    else
+    lane->idle = lane->iov_n == 0;
+    /* With several rails it depends on the time, too. */
+    lane->rests = lane->idle && conn->n_rails <= 1;
+    lane->seen = atomic_load(&conn->changes);
+    if (!lane->idle)
         atomic_store(&lane->reading, lane->oldest); /* before anybody can confirm what is in it */
-    pthread_mutex_unlock(&conn->lock);
+    /* The next message may be one for another lane; what was taken otherwise leaves less to do. */
+    if (conn->cut != cut)
+        conn_unlock(conn);
+    else
+        conn_unlock_unchanged(conn);
 }
 
 void conn_fill_bye(struct conn *conn, struct lc_tcp_frame *out)
@@ -740,10 +813,10 @@ void conn_fill_bye(struct conn *conn, struct lc_tcp_frame *out)
     memset(out, 0, sizeof(*out));
     out->magic = LC_TCP_FRAME_MAGIC;
     out->type = LC_TCP_BYE;
-    pthread_mutex_lock(&conn->lock);
+    conn_lock(conn);
     out->seq = conn->sends ? 0 : conn->acked;
     out->size = conn->sends ? conn->cut : 0;
-    pthread_mutex_unlock(&conn->lock);
+    conn_unlock(conn);
 }
 
 /* After this nothing reads from or writes to the caller's buffers. */
@@ -754,9 +827,10 @@ void conn_close(struct conn *conn)
     engine_bury(conn);
     pthread_mutex_unlock(&engine.lock);
     /* First: a lane that is still open must not tell of closed ones that they are down, or the peer gives them up unread. */
-    pthread_mutex_lock(&conn->lock);
+    conn_lock(conn);
     conn->closing = true;
-    pthread_mutex_unlock(&conn->lock);
+    atomic_store(&conn->troubled, true);
+    conn_unlock(conn);
     for (int i = 0; i < conn->n_lanes; i++)
         lane_close(&conn->lanes[i]);
     count_conn(conn); /* what NCCL never closes is not freed */

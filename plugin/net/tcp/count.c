@@ -42,7 +42,7 @@ void count_conn(struct conn *conn)
     if (!add || !engine.devices)
         return;
     peer_name(conn, peer);
-    pthread_mutex_lock(&conn->lock);
+    conn_lock(conn);
     c->messages = conn->sends ? conn->cut : conn->acked;
     count(conn->dev, peer, conn->sends ? "messages_sent" : "messages_received", c->messages,
           &told->messages);
@@ -58,7 +58,7 @@ void count_conn(struct conn *conn)
     count(conn->dev, peer, "zero_bytes_not_sent",
           atomic_load_explicit(&conn->elided, memory_order_relaxed), &conn->told_elided);
     count(conn->dev, peer, "waits", c->waits, &told->waits);
-    pthread_mutex_unlock(&conn->lock);
+    conn_unlock(conn);
 }
 
 /* Before the report is made: of connections that are still open. */

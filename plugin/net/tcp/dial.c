@@ -44,7 +44,7 @@ void dial_again(struct talk *talk, const char *cause, bool refused)
     int64_t now = lc_now_ns();
     bool dead = false;
 
-    pthread_mutex_lock(&conn->lock);
+    conn_lock(conn);
     if (talk->kind == PROBE)
         conn->next_probe = now + grown(PROBE_MIN_NS, PROBE_MAX_NS, conn->probes++);
     else
@@ -62,7 +62,7 @@ void dial_again(struct talk *talk, const char *cause, bool refused)
     }
     if (conn->n_up == 0 && !conn->error)
         (void)snprintf(conn->cause, sizeof(conn->cause), "%s", cause);
-    pthread_mutex_unlock(&conn->lock);
+    conn_unlock(conn);
     if (dead)
         conn_fail(conn, -EREMOTEIO, "the other process has ended (%s)", cause);
     lc_debug("dialling %s, socket %d: %s", conn->peer_text, lane->index, cause);
@@ -74,9 +74,9 @@ static void postpone(struct talk *talk)
 {
     struct lane *lane = talk->lane;
 
-    pthread_mutex_lock(&lane->conn->lock);
+    conn_lock(lane->conn);
     lane->next_dial = lc_now_ns() + SCARCE_NS;
-    pthread_mutex_unlock(&lane->conn->lock);
+    conn_unlock(lane->conn);
     atomic_store(&engine.attention, true);
     service_end(talk, false);
 }
@@ -116,12 +116,12 @@ static struct talk *new_talk(enum kind kind, struct lane *lane, int fd, int64_t 
     if (!talk) {
         if (fd >= 0)
             close(fd);
-        pthread_mutex_lock(&conn->lock);
+        conn_lock(conn);
         if (kind == PROBE)
             conn->next_probe = now + RETRY_MAX_NS;
         else
             lane->next_dial = now + RETRY_MAX_NS;
-        pthread_mutex_unlock(&conn->lock);
+        conn_unlock(conn);
         conn_unref(conn);
         return NULL;
     }
@@ -224,12 +224,12 @@ static void attach_dialled(struct talk *talk)
     int err;
 
     pthread_mutex_lock(&lane->io);
-    pthread_mutex_lock(&conn->lock);
+    conn_lock(conn);
     err = conn_settle(lane, talk->reply.count);
     if (!err)
         err = conn_acked(conn, talk->reply.acked);
     ok = !err && !conn->closing && !conn->error;
-    pthread_mutex_unlock(&conn->lock);
+    conn_unlock(conn);
     if (ok) {
         (void)epoll_ctl(engine.service_fd, EPOLL_CTL_DEL, talk->fd, NULL);
         lane_attach(lane, talk->fd, talk->hello.epoch);
@@ -251,21 +251,22 @@ static void hear_closed(struct conn *conn, uint64_t acked)
 {
     int err = 0;
 
-    pthread_mutex_lock(&conn->lock);
+    conn_lock(conn);
     if (conn->sends)
         err = conn_acked(conn, acked);
     conn->peer_gone = true;
+    atomic_store(&conn->troubled, true);
     conn->told = true;
     if (err || conn->acked < conn->posted)
         conn_fail_locked(conn, -EREMOTEIO, "the other side closed the connection");
-    pthread_mutex_unlock(&conn->lock);
+    conn_unlock(conn);
 }
 
 static void hear_refusal(struct conn *conn, const char *text)
 {
-    pthread_mutex_lock(&conn->lock);
+    conn_lock(conn);
     conn->told = true;
-    pthread_mutex_unlock(&conn->lock);
+    conn_unlock(conn);
     conn_fail(conn, -EREMOTEIO, "%s", text);
 }
 

@@ -16,15 +16,26 @@
 #include <unistd.h>
 
 #define TOMBSTONE_NS ((int64_t)30 * 1000000000)
-#define SLOT_BITS    27
 
 struct engine engine = {
     .life = PTHREAD_MUTEX_INITIALIZER,
-    .lock = PTHREAD_MUTEX_INITIALIZER,
+    .lock = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP,
     .service_fd = -1,
     .wake_fd = -1,
     .stop_fd = -1,
 };
+
+/* A thread that finds it taken looks again for a moment: to sleep and to be woken takes a hundred times as long as the lock
+ * is held. */
+void lock_init(pthread_mutex_t *lock)
+{
+    pthread_mutexattr_t adaptive;
+
+    pthread_mutexattr_init(&adaptive);
+    (void)pthread_mutexattr_settype(&adaptive, PTHREAD_MUTEX_ADAPTIVE_NP);
+    pthread_mutex_init(lock, &adaptive);
+    pthread_mutexattr_destroy(&adaptive);
+}
 
 /* ---- settings ---- */
 
@@ -47,8 +58,8 @@ static void read_settings(void)
 {
     const struct lc_config *config = lc_net_settings();
     int processors = allowed_processors();
-    int sockets = processors >= 8 ? 4 : processors >= 4 ? 3 : 2;
-    int threads = processors / 4;
+    int sockets = processors >= 8 ? 5 : processors >= 4 ? 3 : 2;
+    int threads = processors * 3 / 8;
 
     engine.sockets = choose(config->net_sockets, sockets, LC_TCP_LANES);
     engine.rails = choose(config->net_rails, 1, LC_TCP_RAILS);
@@ -57,7 +68,6 @@ static void read_settings(void)
     /* NCCL's thread that copies bulk leaves the other connections waiting, but where there is no other processor that
      * would be a thread more to change to. */
     engine.relieves = engine.threads_wanted > 1;
-    engine.spins = processors >= 8;
     engine.piece = config->net_piece < LC_TCP_PIECE_MIN   ? LC_TCP_PIECE_MIN
                    : config->net_piece > LC_TCP_PIECE_MAX ? LC_TCP_PIECE_MAX
                                                           : (uint32_t)config->net_piece;
@@ -187,7 +197,7 @@ static void join_threads(void)
     signal_fd(engine.stop_fd);
     signal_fd(engine.wake_fd);
     pthread_join(engine.service, NULL);
-    pool_join();
+    pool_end();
 }
 
 /* The threads take no signals: a handler of the host program shall run where it always did. */
@@ -251,9 +261,6 @@ static void stop(void)
     memset(engine.tombstones, 0, sizeof(engine.tombstones));
     engine.running = false;
     close_polls();
-    free(engine.slots);
-    engine.slots = NULL;
-    engine.n_slots = 0;
     pthread_mutex_unlock(&engine.lock);
 }
 
@@ -306,57 +313,21 @@ __attribute__((destructor)) static void unload(void)
 
 /* ---- lists ---- */
 
-/* With engine.lock held. A slot's upper bits count its uses, so that an event that is still on its way finds nobody. */
-int engine_enlist(struct conn *conn)
+/* With engine.lock held. */
+void engine_enlist(struct conn *conn)
 {
-    static uint32_t uses;
-    size_t i = 0;
-
-    while (i < engine.n_slots && engine.slots[i])
-        i++;
-    if (i == engine.n_slots) {
-        size_t n = engine.n_slots ? 2 * engine.n_slots : 64;
-        struct conn **more;
-
-        if (n > (size_t)1 << SLOT_BITS)
-            return -EMFILE;
-        more = realloc(engine.slots, n * sizeof(*more));
-        if (!more)
-            return -ENOMEM;
-        memset(more + engine.n_slots, 0, (n - engine.n_slots) * sizeof(*more));
-        engine.slots = more;
-        engine.n_slots = n;
-    }
-    conn->slot = (uint64_t)++uses << SLOT_BITS | i;
-    engine.slots[i] = conn;
     conn->next = engine.conns;
     conn->link = &engine.conns;
     if (conn->next)
         conn->next->link = &conn->next;
     engine.conns = conn;
     conn_ref(conn);
-    return 0;
-}
-
-struct conn *engine_find(uint64_t slot)
-{
-    size_t index = slot & ((1u << SLOT_BITS) - 1);
-    struct conn *conn = NULL;
-
-    pthread_mutex_lock(&engine.lock);
-    if (index < engine.n_slots && engine.slots[index] && engine.slots[index]->slot == slot) {
-        conn = engine.slots[index];
-        conn_ref(conn);
-    }
-    pthread_mutex_unlock(&engine.lock);
-    return conn;
 }
 
 void engine_delist(struct conn *conn)
 {
     if (!conn->link)
         return;
-    engine.slots[conn->slot & ((1u << SLOT_BITS) - 1)] = NULL;
     *conn->link = conn->next;
     if (conn->next)
         conn->next->link = conn->link;
@@ -387,8 +358,8 @@ void engine_bury(struct conn *conn)
     t->sent = conn->sends;
     memcpy(t->id, conn->id, sizeof(t->id));
     memcpy(t->token, conn->token, sizeof(t->token));
-    pthread_mutex_lock(&conn->lock);
+    conn_lock(conn);
     t->acked = conn->acked;
-    pthread_mutex_unlock(&conn->lock);
+    conn_unlock(conn);
     t->until = lc_now_ns() + TOMBSTONE_NS;
 }

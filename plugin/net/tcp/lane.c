@@ -8,7 +8,6 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -23,6 +22,7 @@ void lane_init(struct lane *lane, struct conn *conn, int index)
     lane->dev = conn->dev;
     pthread_mutex_init(&lane->io, NULL);
     lane->fd = -1;
+    lane->mover = -1;
     lane->oldest = UINT64_MAX;
     atomic_init(&lane->reading, UINT64_MAX);
     lane->settled = true;
@@ -40,7 +40,7 @@ static void reset(struct lane *lane)
     lane->in_early = false;
     lane->in_sparse = false;
     lane->out_cut = false;
-    lane->owes = lane->watched = false;
+    lane->owes = lane->watched = lane->rests = false;
     lane->iov_at = lane->iov_n = 0;
     lane->n_short = 0;
 }
@@ -58,7 +58,7 @@ static void close_socket(struct lane *lane)
     reset(lane);
 }
 
-/* With conn->lock held, before the socket is closed: see pool_poll. */
+/* With conn->lock held, before the socket is closed: see pool_look. */
 static void mark_down(struct lane *lane)
 {
     struct conn *conn = lane->conn;
@@ -76,6 +76,7 @@ static void mark_down(struct lane *lane)
     if (lane->retire > lane->epoch)
         lane->epoch = lane->retire;
     if (conn->sends) {
+        conn->asked = false; /* perhaps it has not come through */
         lane->settled = false;
         lane->next_dial = 0;
     } else {
@@ -98,7 +99,7 @@ void lane_break(struct lane *lane, const char *cause)
     struct conn *conn = lane->conn;
     bool quiet;
 
-    pthread_mutex_lock(&conn->lock);
+    conn_lock(conn);
     quiet = conn->closing || conn->peer_gone || conn->error;
     if (lane->up) {
         mark_down(lane);
@@ -107,7 +108,7 @@ void lane_break(struct lane *lane, const char *cause)
     }
     if (!conn->error)
         (void)snprintf(conn->cause, sizeof(conn->cause), "%s", cause);
-    pthread_mutex_unlock(&conn->lock);
+    conn_unlock(conn);
     close_socket(lane);
     if (quiet)
         return;
@@ -129,14 +130,14 @@ void lane_close(struct lane *lane)
 
     pthread_mutex_lock(&lane->io);
     conn_fill_bye(conn, &bye);
-    pthread_mutex_lock(&conn->lock);
+    conn_lock(conn);
     lingers = conn->sends && conn->acked < conn->cut && !conn->error && !conn->peer_gone;
     if (lane->fd >= 0 && !lane->out_cut && !lingers)
         (void)!send(lane->fd, &bye, sizeof(bye), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (lane->up)
         mark_down(lane);
     lane->next_dial = INT64_MAX;
-    pthread_mutex_unlock(&conn->lock);
+    conn_unlock(conn);
     if (lingers && lane->fd >= 0) {
         int fd = lane->fd;
 
@@ -151,13 +152,15 @@ void lane_close(struct lane *lane)
 void lane_attach(struct lane *lane, int fd, uint32_t epoch)
 {
     struct conn *conn = lane->conn;
+    int err;
 
     reset(lane);
     lane->fd = fd;
-    if (pool_poll(lane, EPOLL_CTL_ADD) != 0)
+    err = pool_join(lane);
+    if (err)
         lc_warn("socket %d of the connection with %s cannot be polled: %s", lane->index,
-                conn->peer_text, strerror(errno));
-    pthread_mutex_lock(&conn->lock);
+                conn->peer_text, strerror(-err));
+    conn_lock(conn);
     lane->epoch = epoch;
     lane->stuck = false;
     lane->rate = 0;
@@ -171,6 +174,7 @@ void lane_attach(struct lane *lane, int fd, uint32_t epoch)
     lane->tries = 0;
     lane->next_dial = INT64_MAX;
     lane->announced_by = -1;
+    atomic_store(&lane->condemned, true); /* looked at once, to be sure */
     conn->n_up++;
     conn->was_up = true;
     conn->refused = 0;
@@ -178,7 +182,7 @@ void lane_attach(struct lane *lane, int fd, uint32_t epoch)
     conn->dirty = true;
     /* For rail_watch; sockets are attached on the service thread, which needs no waking. */
     atomic_store(&engine.attention, true);
-    pthread_mutex_unlock(&conn->lock);
+    conn_unlock(conn);
 }
 
 /* ---- reading ---- */
@@ -194,9 +198,9 @@ static int take_error(struct lane *lane, const struct lc_tcp_frame *f, const uns
         if (body[i] < ' ' || body[i] > '~')
             text[i] = '?';
     }
-    pthread_mutex_lock(&lane->conn->lock);
+    conn_lock(lane->conn);
     lane->conn->told = true;
-    pthread_mutex_unlock(&lane->conn->lock);
+    conn_unlock(lane->conn);
     conn_fail(lane->conn, -EREMOTEIO, "the other side failed: %s", text);
     return 0;
 }
@@ -215,6 +219,7 @@ static int take_frame(struct lane *lane, const struct lc_tcp_frame *f, const uns
     switch (f->type) {
     case LC_TCP_PIECE: return begin_piece(lane, f, body);
     case LC_TCP_DOWN: return conn_down(lane, f);
+    case LC_TCP_ASK: conn_take_ask(lane->conn, f); return 0;
     case LC_TCP_CONTROL: return conn_take_control(lane, f, body);
     case LC_TCP_ERROR: return take_error(lane, f, body);
     default: return conn_bye(lane, f);
@@ -361,7 +366,7 @@ static void watch(struct lane *lane, bool more)
         return;
     lane->watched = owes;
     if (changes || (owes && more))
-        (void)pool_poll(lane, EPOLL_CTL_MOD);
+        pool_look(lane);
 }
 
 /* 1: something was written, 0: nothing to write or no room, -1: the lane is broken. */
@@ -370,6 +375,8 @@ static int write_some(struct lane *lane)
     struct msghdr msg = { 0 };
     ssize_t put;
 
+    if (lane->iov_n == 0 && lane->rests && atomic_load(&lane->conn->changes) == lane->seen)
+        return 0;
     if (lane->iov_n == 0) {
         conn_fill_batch(lane);
         if (lane->conn->sends)
@@ -410,12 +417,16 @@ static enum standing look(struct lane *lane)
     struct conn *conn = lane->conn;
     enum standing standing = STANDS;
 
-    pthread_mutex_lock(&conn->lock);
+    if (!atomic_load(&lane->condemned) && !atomic_load(&conn->troubled))
+        return STANDS;
+    conn_lock(conn);
     if (lane->up && lane->retire >= lane->epoch)
         standing = lane->stuck ? STUCK : RETIRED;
-    else if (conn->error)
+    else
+        atomic_store(&lane->condemned, false);
+    if (standing == STANDS && conn->error)
         standing = FAILED;
-    pthread_mutex_unlock(&conn->lock);
+    conn_unlock_unchanged(conn);
     return standing;
 }
 
@@ -456,7 +467,7 @@ void lane_kick(struct lane *lane, int budget)
         if (more && hung)
             atomic_store(&lane->hung, true);
         if (more && (lane->index > 0 || hung))
-            (void)pool_poll(lane, EPOLL_CTL_MOD);
+            pool_look(lane);
         watch(lane, more);
         pthread_mutex_unlock(&lane->io);
     }

@@ -2,63 +2,22 @@
  *
  * The threads that move what NCCL's own do not. A socket is one thread's as long as it lasts: what the kernel keeps of it
  * stays in that processor's cache. */
-#include "common/deadline.h"
 #include "plugin/net/tcp/tcp_internal.h"
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/epoll.h>
 #include <unistd.h>
 
-#define LANE_BITS 5
-#define EVENTS    4
-#define BUDGET    16
-/* Of looking on when there is nothing: to be woken takes tens of microseconds, and pieces follow each other faster. */
-#define SPIN_NS ((int64_t)50 * 1000)
+#define EVENTS 4
+#define BUDGET 16
 
-_Static_assert(LC_TCP_LANES <= 1 << LANE_BITS, "a lane's number fits");
-
-/* The end of a socket is told of once. Whoever holds lane 0 then may have read only what came before it, and may be its
- * caller's last call. */
-static void move(struct lane *lane, uint32_t events)
-{
-    if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR))
-        atomic_store(&lane->hung, true);
-    lane_kick(lane, BUDGET);
-}
-
-static int wait_for_events(const struct mover *mover, struct epoll_event *events, int64_t idle_from)
-{
-    int n;
-
-    do {
-        n = epoll_wait(mover->poll, events, EVENTS, 0);
-    } while (n == 0 && engine.spins && lc_now_ns() - idle_from < SPIN_NS &&
-             !atomic_load_explicit(&engine.stop, memory_order_relaxed));
-    return n ? n : epoll_wait(mover->poll, events, EVENTS, -1);
-}
-
-static void *mover_main(void *arg)
-{
-    struct mover *mover = arg;
-    struct epoll_event events[EVENTS];
-    int64_t idle_from = 0;
-
-    while (!atomic_load(&engine.stop)) {
-        int n = wait_for_events(mover, events, idle_from);
-
-        for (int i = 0; i < n; i++) {
-            struct conn *conn = engine_find(events[i].data.u64 >> LANE_BITS);
-
-            if (!conn)
-                continue;
-            move(&conn->lanes[events[i].data.u64 & ((1u << LANE_BITS) - 1)], events[i].events);
-            conn_unref(conn);
-        }
-        idle_from = lc_now_ns();
-    }
-    return NULL;
-}
+/* A place in an epoll. Its number of uses grows, so that an event that is still on its way finds nobody. */
+struct seat {
+    struct lane *lane; /* NULL: free */
+    uint32_t uses;
+};
 
 /* ---- which socket is whose ---- */
 
@@ -69,8 +28,12 @@ static int choose_mover(void)
     int fewest = INT32_MAX;
 
     for (int i = 0; i < engine.n_movers; i++) {
-        int n = atomic_load_explicit(&engine.movers[i].lanes, memory_order_relaxed);
+        struct mover *mover = &engine.movers[i];
+        int n;
 
+        pthread_mutex_lock(&mover->lock);
+        n = mover->lanes;
+        pthread_mutex_unlock(&mover->lock);
         if (n < fewest) {
             fewest = n;
             best = i;
@@ -79,37 +42,149 @@ static int choose_mover(void)
     return best;
 }
 
-int pool_poll(struct lane *lane, int op)
+static int grow(struct mover *mover)
+{
+    uint32_t n = mover->n_seats ? 2 * mover->n_seats : 16;
+    struct seat *more = realloc(mover->seats, n * sizeof(*more));
+
+    if (!more)
+        return -ENOMEM;
+    memset(more + mover->n_seats, 0, (n - mover->n_seats) * sizeof(*more));
+    mover->seats = more;
+    mover->n_seats = n;
+    return 0;
+}
+
+static int take_seat(struct lane *lane)
+{
+    struct mover *mover = &engine.movers[lane->mover];
+    uint32_t i = 0;
+    int err = 0;
+
+    pthread_mutex_lock(&mover->lock);
+    while (i < mover->n_seats && mover->seats[i].lane)
+        i++;
+    if (i == mover->n_seats)
+        err = grow(mover);
+    if (!err) {
+        mover->seats[i].lane = lane;
+        mover->lanes += lane->index > 0;
+        lane->seat = i;
+    }
+    pthread_mutex_unlock(&mover->lock);
+    return err;
+}
+
+static void leave_seat(const struct lane *lane)
+{
+    struct mover *mover = &engine.movers[lane->mover];
+
+    pthread_mutex_lock(&mover->lock);
+    mover->seats[lane->seat].lane = NULL;
+    mover->seats[lane->seat].uses++;
+    mover->lanes -= lane->index > 0;
+    pthread_mutex_unlock(&mover->lock);
+}
+
+static int poll_lane(const struct lane *lane, int op)
 {
     /* Lane 0 moves in its caller's calls. But who has sent short messages need not call again, whether they have come or
      * have to be sent again: its end is looked at, and at times the rest. */
     uint32_t wanted = lane->index || lane->watched ? EPOLLIN | EPOLLOUT : 0;
-    struct epoll_event event = { .events = wanted | EPOLLRDHUP | EPOLLET,
-                                 .data.u64 = lane->conn->slot << LANE_BITS |
-                                             (uint64_t)lane->index };
+    struct mover *mover = &engine.movers[lane->mover];
+    struct epoll_event event = { .events = wanted | EPOLLRDHUP | EPOLLET };
 
-    if (op == EPOLL_CTL_ADD) {
-        lane->mover = choose_mover();
-        if (lane->index > 0)
-            atomic_fetch_add_explicit(&engine.movers[lane->mover].lanes, 1, memory_order_relaxed);
+    pthread_mutex_lock(&mover->lock);
+    event.data.u64 = (uint64_t)mover->seats[lane->seat].uses << 32 | lane->seat;
+    pthread_mutex_unlock(&mover->lock);
+    return epoll_ctl(mover->poll, op, lane->fd, &event) == 0 ? 0 : -errno;
+}
+
+int pool_join(struct lane *lane)
+{
+    int err;
+
+    lane->mover = choose_mover();
+    err = take_seat(lane);
+    if (err) {
+        lane->mover = -1;
+        return err;
     }
-    return epoll_ctl(engine.movers[lane->mover].poll, op, lane->fd, &event) == 0 ? 0 : -errno;
+    err = poll_lane(lane, EPOLL_CTL_ADD);
+    if (err) {
+        leave_seat(lane);
+        lane->mover = -1;
+    }
+    return err;
+}
+
+void pool_look(struct lane *lane)
+{
+    if (lane->mover >= 0)
+        (void)poll_lane(lane, EPOLL_CTL_MOD);
 }
 
 void pool_leave(struct lane *lane)
 {
-    struct mover *mover = &engine.movers[lane->mover];
+    if (lane->mover < 0)
+        return;
+    (void)epoll_ctl(engine.movers[lane->mover].poll, EPOLL_CTL_DEL, lane->fd, NULL);
+    leave_seat(lane);
+    lane->mover = -1;
+}
 
-    (void)epoll_ctl(mover->poll, EPOLL_CTL_DEL, lane->fd, NULL);
-    if (lane->index > 0)
-        atomic_fetch_sub_explicit(&mover->lanes, 1, memory_order_relaxed);
+/* ---- the threads ---- */
+
+/* With a reference to its connection. NULL: it has left. */
+static struct lane *find_lane(struct mover *mover, uint64_t data)
+{
+    uint32_t i = (uint32_t)data;
+    struct lane *lane = NULL;
+
+    pthread_mutex_lock(&mover->lock);
+    if (i < mover->n_seats && mover->seats[i].uses == data >> 32)
+        lane = mover->seats[i].lane;
+    if (lane)
+        conn_ref(lane->conn);
+    pthread_mutex_unlock(&mover->lock);
+    return lane;
+}
+
+/* The end of a socket is told of once. Whoever holds lane 0 then may have read only what came before it, and may be its
+ * caller's last call. */
+static void move(struct lane *lane, uint32_t events)
+{
+    if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR))
+        atomic_store(&lane->hung, true);
+    lane_kick(lane, BUDGET);
+}
+
+static void *mover_main(void *arg)
+{
+    struct mover *mover = arg;
+    struct epoll_event events[EVENTS];
+
+    while (!atomic_load(&engine.stop)) {
+        int n = epoll_wait(mover->poll, events, EVENTS, -1);
+
+        for (int i = 0; i < n; i++) {
+            struct lane *lane = find_lane(mover, events[i].data.u64);
+            struct conn *conn = lane ? lane->conn : NULL;
+
+            if (!conn)
+                continue;
+            move(lane, events[i].events);
+            conn_unref(conn);
+        }
+    }
+    return NULL;
 }
 
 /* ---- life; with engine.life held ---- */
 
 static int open_mover(struct mover *mover)
 {
-    struct epoll_event stop = { .events = EPOLLIN, .data.u64 = UINT64_MAX };
+    struct epoll_event stop = { .events = EPOLLIN, .data.u64 = UINT32_MAX };
     int err;
 
     mover->poll = epoll_create1(EPOLL_CLOEXEC);
@@ -153,7 +228,7 @@ int pool_start(void)
     return -err;
 }
 
-void pool_join(void)
+void pool_end(void)
 {
     while (engine.n_threads > 0)
         pthread_join(engine.movers[--engine.n_threads].thread, NULL);
@@ -168,6 +243,10 @@ void pool_forget(void)
 void pool_close(void)
 {
     pool_forget();
+    for (int i = 0; i < engine.n_movers; i++) {
+        pthread_mutex_destroy(&engine.movers[i].lock);
+        free(engine.movers[i].seats);
+    }
     free(engine.movers);
     engine.movers = NULL;
     engine.n_movers = 0;

@@ -295,6 +295,7 @@ int64_t rail_watch(struct conn *conn, int64_t now, bool *stuck)
                 continue;
             lane->stuck = true;
             lane->retire = lane->epoch;
+            atomic_store(&lane->condemned, true);
             *stuck = true;
             break;
         }

@@ -299,11 +299,9 @@ static struct conn *find_conn(const struct talk *talk, struct lc_tcp_reply *repl
         if (!same_bytes(l->token, hello->token) || l->n_ready >= READY_MAX)
             continue;
         conn = conn_new(false, l->dev, hello->lanes, hello->piece);
-        if (!conn || engine_enlist(conn) != 0) {
-            if (conn)
-                conn_unref(conn);
+        if (!conn)
             return NULL;
-        }
+        engine_enlist(conn);
         memcpy(conn->id, hello->id, sizeof(conn->id));
         memcpy(conn->token, hello->token, sizeof(conn->token));
         conn->peer = talk->from;
@@ -354,19 +352,19 @@ static void note_home(struct lane *lane, const struct talk *talk)
         same = home.v4.sin_addr.s_addr == talk->from.v4.sin_addr.s_addr;
     else
         same = IN6_ARE_ADDR_EQUAL(&home.v6.sin6_addr, &talk->from.v6.sin6_addr);
-    pthread_mutex_lock(&lane->conn->lock);
+    conn_lock(lane->conn);
     lane->home = home;
     lane->has_home = same;
-    pthread_mutex_unlock(&lane->conn->lock);
+    conn_unlock(lane->conn);
 }
 
 /* A receiver that has no socket left asks for its sender. */
 static void answer_probe(const struct talk *talk, struct conn *conn, struct lc_tcp_reply *reply)
 {
-    pthread_mutex_lock(&conn->lock);
+    conn_lock(conn);
     if (conn->closing || conn->error)
         reply->status = conn->closing ? LC_TCP_CLOSED : LC_TCP_FAILED;
-    pthread_mutex_unlock(&conn->lock);
+    conn_unlock(conn);
     conn_unref(conn);
     (void)send_reply(talk->fd, reply);
 }
@@ -380,7 +378,7 @@ static bool seat_guest(struct talk *talk, struct lane *lane, struct lc_tcp_reply
     bool ok = false;
 
     pthread_mutex_lock(&lane->io);
-    pthread_mutex_lock(&conn->lock);
+    conn_lock(conn);
     if (conn->closing || conn->error)
         reply->status = conn->closing ? LC_TCP_UNKNOWN : LC_TCP_FAILED;
     else if (lane->index > 0 && service_is_scarce(talk->fd))
@@ -389,15 +387,15 @@ static bool seat_guest(struct talk *talk, struct lane *lane, struct lc_tcp_reply
         reply->status = LC_TCP_STALE;
     else
         ok = true;
-    pthread_mutex_unlock(&conn->lock);
+    conn_unlock(conn);
     if (ok && lane->fd >= 0)
         lane_break(lane, "replaced by the other side");
-    pthread_mutex_lock(&conn->lock);
+    conn_lock(conn);
     reply->count = lane->count;
     reply->acked = conn->acked;
     if (ok)
         lane->dev = talk->dev;
-    pthread_mutex_unlock(&conn->lock);
+    conn_unlock(conn);
     set_options(talk->fd);
     if (ok && send_reply(talk->fd, reply)) {
         (void)epoll_ctl(engine.service_fd, EPOLL_CTL_DEL, talk->fd, NULL);
@@ -532,7 +530,7 @@ static bool look_at(struct conn *conn, int64_t now, struct wanted *wanted, int *
     bool late = false;
     int64_t again;
 
-    pthread_mutex_lock(&conn->lock);
+    conn_lock(conn);
     want_dials(conn, now, wanted, n, next);
     if (!conn->error && !conn->peer_gone && !conn->closing) {
         again = rail_watch(conn, now, &late);
@@ -545,7 +543,7 @@ static bool look_at(struct conn *conn, int64_t now, struct wanted *wanted, int *
         late = now >= at;
         *next = !late && at < *next ? at : *next;
     }
-    pthread_mutex_unlock(&conn->lock);
+    conn_unlock(conn);
     return late;
 }
 
@@ -554,10 +552,10 @@ static void fail_late(struct conn *conn)
     char cause[CAUSE];
     bool late;
 
-    pthread_mutex_lock(&conn->lock);
+    conn_lock(conn);
     memcpy(cause, conn->cause, sizeof(cause));
     late = conn->n_up == 0;
-    pthread_mutex_unlock(&conn->lock);
+    conn_unlock(conn);
     if (!late) {
         for (int i = 0; i < conn->n_lanes; i++)
             lane_kick(&conn->lanes[i], 1);

@@ -206,12 +206,13 @@ static int begin_connect(int dev, const struct lc_tcp_handle *h, struct conn **o
 
         (void)service_listen(rails[i].dev, &home);
     }
-    if (!err)
-        err = engine.running ? engine_enlist(conn) : -EINVAL;
+    if (!err && !engine.running)
+        err = -EINVAL;
     if (err) {
         conn_unref(conn);
         return err;
     }
+    engine_enlist(conn);
     *out = conn;
     return 0;
 }
@@ -221,10 +222,10 @@ static int look_at(struct conn *conn, bool *ready)
 {
     int err;
 
-    pthread_mutex_lock(&conn->lock);
+    conn_lock(conn);
     *ready = conn->was_up;
     err = conn->error;
-    pthread_mutex_unlock(&conn->lock);
+    conn_unlock(conn);
     return err;
 }
 
@@ -384,7 +385,7 @@ static struct lc_net_request *post(struct conn *conn, void *data, size_t size, i
 {
     struct lc_net_request *r;
 
-    pthread_mutex_lock(&conn->lock);
+    conn_lock(conn);
     *err = conn->error;
     if (!*err && conn_is_hopeless(conn, conn->posted) && !conn_has_early(conn, conn->posted)) {
         conn_fail_locked(conn, -EREMOTEIO, "the other side has closed the connection");
@@ -406,10 +407,12 @@ static struct lc_net_request *post(struct conn *conn, void *data, size_t size, i
             /* Every confirmation tells of new receives, too: by itself that is worth a frame when there may be no other,
              * and not for what is here already. */
             conn_take_early(conn, r);
-            conn->dirty |= !r->complete && conn->told_posted < conn->acked + 3;
+            if (!r->complete &&
+                (conn->told_posted < conn->acked + 3 || conn->told_posted < conn->wanted))
+                conn_want_credit(conn);
         }
     }
-    pthread_mutex_unlock(&conn->lock);
+    conn_unlock(conn);
     return r;
 }
 
@@ -482,37 +485,60 @@ static bool finish(struct lc_net_request *r, size_t *sizes)
     return true;
 }
 
-static int tcp_test(struct lc_net_request *request, bool *done, size_t *sizes)
+/* Nothing has happened that could end it. */
+static bool is_waiting(struct lc_net_request *r)
 {
-    struct conn *conn;
+    return !atomic_load(&r->ripe) && !atomic_load(&r->conn->troubled);
+}
+
+static bool try_to_finish(struct lc_net_request *r, size_t *sizes)
+{
     bool over;
+
+    if (is_waiting(r))
+        return false;
+    conn_lock(r->conn);
+    over = finish(r, sizes);
+    conn_unlock_unchanged(r->conn); /* that a place of the window is free is for post */
+    return over;
+}
+
+/* What cannot come any more. 0: it can. */
+static int find_loss(struct lc_net_request *r)
+{
+    struct conn *conn = r->conn;
     bool lost;
     int err;
+
+    if (is_waiting(r))
+        return 0;
+    conn_lock(conn);
+    err = conn->error;
+    lost = !has_come(r) && (err || conn_is_hopeless(conn, r->seq));
+    conn_unlock_unchanged(conn);
+    if (lost && !err) {
+        conn_fail(conn, -EREMOTEIO, "the other side closed the connection");
+        err = -EREMOTEIO;
+    }
+    return lost ? err : 0;
+}
+
+static int tcp_test(struct lc_net_request *request, bool *done, size_t *sizes)
+{
+    int err = 0;
 
     if (is_dead())
         return -ECHILD;
     if (!request)
         return -EINVAL;
-    conn = request->conn;
-    pthread_mutex_lock(&conn->lock);
-    over = finish(request, sizes);
-    pthread_mutex_unlock(&conn->lock);
-    if (!over) {
-        lane_kick(&conn->lanes[0], 2);
-        pthread_mutex_lock(&conn->lock);
-        over = finish(request, sizes);
-        err = conn->error;
-        lost = !has_come(request) && (err || conn_is_hopeless(conn, request->seq));
-        pthread_mutex_unlock(&conn->lock);
-        if (lost && !err) {
-            conn_fail(conn, -EREMOTEIO, "the other side closed the connection");
-            err = -EREMOTEIO;
-        }
-        if (lost)
-            return err;
+    *done = try_to_finish(request, sizes);
+    if (!*done) {
+        lane_kick(&request->conn->lanes[0], 2);
+        *done = try_to_finish(request, sizes);
     }
-    *done = over;
-    return 0;
+    if (!*done)
+        err = find_loss(request);
+    return err;
 }
 
 const struct lc_net_ops lc_net_tcp = {

@@ -11,6 +11,7 @@
  *     lane->io       the socket of a lane and what is half read or half written on it; movers only try it
  *     engine.lock    the lists of connections, listens and slots
  *     conn->lock     everything else of a connection
+ *     mover->lock    which sockets a thread of the pool has
  * engine.lock and conn->lock are held for a few instructions, never over a system call that moves data, but for that of
  * lingering sockets. */
 #ifndef LC_PLUGIN_NET_TCP_INTERNAL_H
@@ -50,6 +51,9 @@ struct lc_net_request {
     bool known;
     bool complete;
     bool gone; /* send: a short one, of which there is a copy, and the kernel has taken all of it */
+    /* Set, with conn->lock held, behind what may end it; test reads it without: while it is not set there is nothing to
+     * look at. */
+    atomic_bool ripe;
 };
 
 /* Receiver: a message that came before its receive was posted. Sender: a copy of a short message, until it is confirmed;
@@ -78,7 +82,8 @@ struct lane {
 
     /* under io */
     int fd;
-    int mover; /* of fd; written before the lane is up, and no more while it is */
+    int mover; /* of fd, -1: none; with `seat` written before the lane is up, and no more while it is */
+    uint32_t seat;
     size_t in_start;
     size_t in_end;
     struct lc_tcp_frame rx; /* of the piece whose payload is being read */
@@ -91,6 +96,8 @@ struct lane {
      * at behind the rest of a batch. */
     bool owes;
     bool watched; /* lane 0: the pool is told of bytes and room, too */
+    bool rests;   /* there was nothing to send when conn->changes was `seen` */
+    unsigned seen;
     int iov_at;
     int iov_n;
     int n_short; /* in the batch, of which there are copies */
@@ -106,6 +113,10 @@ struct lane {
     size_t run_at; /* none of them begins earlier in it */
     unsigned char in_map[LC_TCP_MAP_BYTES];
     unsigned char out_map[LC_TCP_MAP_BYTES + 64];
+
+    /* Set, with conn->lock held, behind a larger `retire`; whoever moves the lane reads it without, and takes it back with
+     * the lock held when it stands all the same. */
+    atomic_bool condemned;
 
     /* under conn->lock */
     bool up;
@@ -161,7 +172,6 @@ struct conn {
     int dev;
     int n_lanes;
     uint32_t piece;
-    uint64_t slot; /* names the connection in the pool's epoll */
     uint8_t id[LC_TCP_TOKEN];
     uint8_t token[LC_TCP_TOKEN];
     struct rail
@@ -183,6 +193,11 @@ struct conn {
     atomic_ulong elided; /* bytes that were zero and not sent */
 
     pthread_mutex_t lock;
+    /* Grows with each change under the lock, so that who found nothing to do need not look again: the caller's thread asks
+     * all the time, and the others would wait for it. Written with the lock held, read without. */
+    atomic_uint changes;
+    atomic_bool
+        troubled; /* set behind error, peer_gone, closing; test and the lanes read it without the lock */
     struct lc_net_request ring[LC_TCP_WINDOW];
     uint64_t posted;                     /* calls of isend or irecv */
     uint64_t acked;                      /* complete at the receiver, in a row */
@@ -195,6 +210,12 @@ struct conn {
     uint64_t told_acked;  /* receiver: likewise */
     struct early *early;  /* number n at n % LC_TCP_EARLY; receiver: NULL until the first comes */
     bool dirty;           /* receiver: a CONTROL is due */
+    /* Messages in a row that were short: of those complete at the receiver, of those cut at the sender. A receiver that has
+     * counted LC_TCP_SHORT_RUN waits to be asked; its sender, when it has sent no other since, has counted as many. */
+    unsigned short_run;
+    bool asked; /* sender: for the receive of the message that is next */
+    uint64_t
+        wanted; /* receiver: receives of which the sender is to know as soon as they are posted */
     bool closing;
     bool peer_gone; /* it said BYE */
     uint64_t
@@ -243,8 +264,10 @@ struct tombstone {
 struct mover {
     int poll; /* epoll of its sockets */
     pthread_t thread;
-    atomic_int
-        lanes; /* that are its own, lane 0 of connections left out; relaxed: a new socket goes by it */
+    pthread_mutex_t lock; /* of what follows; the last to be taken, for a few instructions */
+    struct seat *seats;
+    uint32_t n_seats;
+    int lanes; /* in them, lane 0 of connections left out: a new socket goes by it */
 };
 
 struct engine {
@@ -265,8 +288,6 @@ struct engine {
 
     pthread_mutex_t lock;
     struct conn *conns;
-    struct conn **slots; /* by index of conn->slot */
-    size_t n_slots;
     struct lc_net_listen *listens;
     struct listener *listeners; /* one a device */
     struct parting *lingers;
@@ -280,7 +301,6 @@ struct engine {
     int sockets; /* of each rail */
     int rails;
     int threads_wanted;
-    bool spins; /* movers look on for a while before they sleep */
     bool
         relieves; /* lane 0 leaves long messages to the pool, as far as it has lanes on the same rail */
     uint32_t piece;
@@ -295,27 +315,27 @@ struct engine {
 extern struct engine engine;
 
 /* engine.c */
+void lock_init(pthread_mutex_t *lock); /* one that is held for a few instructions */
 int engine_configure(void);
 int engine_hold(void);
 void engine_drop(void);
 void engine_wake(void);
-int engine_enlist(struct conn *conn);
+void engine_enlist(struct conn *conn); /* with engine.lock held, as the next two */
 void engine_delist(struct conn *conn); /* with engine.lock held; the caller has a reference, too */
 void engine_bury(struct conn *conn);   /* with engine.lock held: a tombstone */
 void engine_home(int dev,
                  struct lc_tcp_wire_address *out); /* where this process listens, or nothing */
-struct conn *engine_find(uint64_t slot);           /* with a reference; NULL: it is gone */
 
-/* pool.c */
-int pool_open(
-    void); /* all with engine.life held, but for the last two; a child of a fork forgets */
+/* pool.c; opening, starting, ending and closing with engine.life held; a child of a fork forgets */
+int pool_open(void);
 int pool_start(void);
-void pool_join(void);
+void pool_end(void);
 void pool_close(void);
 void pool_forget(void);
-/* ADD or MOD; after MOD the pool looks at the lane at once, whatever it was told before. With lane->io held, or, but for
- * lane 0, with conn->lock held and the lane up, so that the descriptor and the mover are the lane's. */
-int pool_poll(struct lane *lane, int op);
+int pool_join(struct lane *lane); /* with io held, the lane not being up: it has a socket */
+/* A thread of the pool looks at the lane at once, whatever it was told before. With io held, or, but for lane 0, with
+ * conn->lock held and the lane up, so that the descriptor and the mover are the lane's. */
+void pool_look(struct lane *lane);
 void pool_leave(
     struct lane *lane); /* with io held: the socket is about to be closed, or somebody else's */
 
@@ -346,6 +366,9 @@ bool conn_has_early(const struct conn *conn, uint64_t seq); /* with conn->lock h
 void conn_take_early(struct conn *conn,
                      struct lc_net_request *r); /* with conn->lock held: r was posted */
 void conn_sent(struct lane *lane);              /* with io held: the batch has gone */
+/* With conn->lock held: there are receives of which the sender is to know. */
+void conn_want_credit(struct conn *conn);
+void conn_take_ask(struct conn *conn, const struct lc_tcp_frame *f);
 /* The message cannot come any more. With conn->lock held. */
 bool conn_is_hopeless(const struct conn *conn, uint64_t seq);
 int conn_bye(struct lane *lane, const struct lc_tcp_frame *f);
@@ -393,6 +416,23 @@ int rail_choose(int dev, const struct lc_tcp_handle *h, struct rail rails[LC_TCP
 bool rail_may_take(struct lane *lane);
 int64_t rail_watch(struct conn *conn, int64_t now, bool *stuck); /* when to look again */
 const char *rail_name(const struct lane *lane);
+
+static inline void conn_lock(struct conn *conn)
+{
+    pthread_mutex_lock(&conn->lock);
+}
+
+/* Of those who have changed nothing that makes something to send. */
+static inline void conn_unlock_unchanged(struct conn *conn)
+{
+    pthread_mutex_unlock(&conn->lock);
+}
+
+static inline void conn_unlock(struct conn *conn)
+{
+    atomic_fetch_add(&conn->changes, 1);
+    pthread_mutex_unlock(&conn->lock);
+}
 
 static inline bool same_bytes(const uint8_t *a, const uint8_t *b)
 {

@@ -2,13 +2,14 @@
  *
  * What travels. A connection carries messages one way, over several sockets ("lanes"). The side that connects sends
  * HELLO first on every lane, the other answers REPLY; from then on frames, little-endian, go both ways:
- *     sender to receiver     PIECE (its payload behind it), DOWN, ERROR, BYE
+ *     sender to receiver     PIECE (its payload behind it), DOWN, ASK, ERROR, BYE
  *     receiver to sender     CONTROL, ERROR, BYE
  * Messages are numbered from 0 in the order of isend and irecv. A message is cut into pieces; any lane may carry any
  * piece, and each lane counts its pieces over its whole life, through broken sockets. The receiver's CONTROL says how
  * many messages have come, how many receives are posted and how long they are, and how many pieces each lane has
- * brought: the sender sends a message only when its receive is posted, but for short ones a few ahead (LC_TCP_EARLY), and
- * on a broken lane the difference between its own count and the receiver's is exactly what it has to send again. */
+ * brought: the sender sends a message only when its receive is posted, but for short ones a few ahead (LC_TCP_EARLY).
+ * After LC_TCP_SHORT_RUN short ones in a row, which both sides count, a receiver says nothing of new receives by themselves
+ * until the sender asks. On a broken lane the difference between its own count and the receiver's is exactly what it has to send again. */
 #ifndef LC_PLUGIN_NET_TCP_WIRE_H
 #define LC_PLUGIN_NET_TCP_WIRE_H
 
@@ -18,13 +19,14 @@
 #include <stdint.h>
 
 #define LC_TCP_MAGIC   0x6c63746370317e0aull
-#define LC_TCP_VERSION 3u
+#define LC_TCP_VERSION 4u
 #define LC_TCP_TOKEN   16
 #define LC_TCP_LANES   16 /* most of one connection */
 #define LC_TCP_RAILS   4  /* most interfaces of one connection */
 #define LC_TCP_WINDOW  64 /* most receives that are posted and not complete */
 #define LC_TCP_EARLY \
     32 /* so many messages beyond the last confirmed one may come before their receives */
+#define LC_TCP_SHORT_RUN 4
 #define LC_TCP_EARLY_MAX 8192 /* if they are no longer than this, and in one piece */
 #define LC_TCP_MAX_BYTES ((uint64_t)1 << 40)
 #define LC_TCP_PIECE_MIN ((uint32_t)4096)
@@ -102,6 +104,7 @@ enum lc_tcp_frame_type {
     LC_TCP_DOWN,      /* `lane` is broken up to epoch `arg`: say how far it came */
     LC_TCP_CONTROL,   /* seq: acked; size: posted; `arg` lane words and size - seq sizes follow */
     LC_TCP_ERROR,     /* the other side has failed; `length` bytes of text follow */
+    LC_TCP_ASK,       /* message `seq`, a long one, waits for its receive */
     LC_TCP_BYE, /* the other side closes; seq: acked, from a receiver; size: messages sent, from a sender */
     LC_TCP_FRAMES
 };
