@@ -99,33 +99,58 @@ __device__ __forceinline__ void load_sums(const lk_norm_launch &launch, uint64_t
         }
 }
 
-/* A row's sums around `shift + rest`, or of its squares. */
-template <unsigned Lanes, unsigned Groups>
-__device__ __forceinline__ float row_total(const lk_wide16 (&s)[Groups], uint64_t columns,
-                                           unsigned lane, float shift, float rest, bool squares)
+/* A power of two by which as many elements as a row has may be scaled and added up: it costs no bit, equal elements have
+ * the exact sum, and large ones none that is infinite. */
+__device__ __forceinline__ float mean_scale(uint64_t columns)
 {
-    float total = 0;
+    return bits_float((127U - (32U - __clz(static_cast<int>(columns) - 1))) << 23);
+}
+
+/* A lane's part of a row's sum, scaled. Groups that are not there are zeros. */
+template <unsigned Lanes, unsigned Groups>
+__device__ __forceinline__ float row_sum(const lk_wide16 (&s)[Groups], float scale)
+{
+    float total[2] = { 0, 0 };
 
 #pragma unroll
     for (unsigned v = 0; v < Groups; v++) {
         float x[8];
 
         unpack_group(s[v], x);
-        if (8 * (lane + v * Lanes) < columns)
 #pragma unroll
-            for (int i = 0; i < 8; i++) {
-                float away = x[i] - shift - rest;
-
-                total = squares ? fmaf(away, away, total) : total + away;
-            }
+        for (int i = 0; i < 8; i++)
+            total[i % 2] = fmaf(x[i], scale, total[i % 2]);
     }
-    return total;
+    return total[0] + total[1];
 }
 
+/* A lane's part of a row's sum of squares, around the mean if it has one. */
 template <unsigned Lanes, unsigned Groups, bool Layer>
+__device__ __forceinline__ float row_squares(const lk_wide16 (&s)[Groups], uint64_t columns,
+                                             unsigned lane, float mean)
+{
+    float total[2] = { 0, 0 };
+
+#pragma unroll
+    for (unsigned v = 0; v < Groups; v++) {
+        float x[8];
+
+        unpack_group(s[v], x);
+        if (!Layer || 8 * (lane + v * Lanes) < columns)
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                float away = Layer ? x[i] - mean : x[i];
+
+                total[i % 2] = fmaf(away, away, total[i % 2]);
+            }
+    }
+    return total[0] + total[1];
+}
+
+template <unsigned Lanes, bool Layer, unsigned Groups, unsigned Rows>
 __device__ __forceinline__ void apply_rows(const lk_norm_launch &launch, uint64_t first,
-                                           unsigned lane, const lk_wide16 (&s)[4 / Groups][Groups],
-                                           const norm_found (&found)[4 / Groups])
+                                           unsigned lane, const lk_wide16 (&s)[Rows][Groups],
+                                           const float (&mean)[Rows], const float (&rstd)[Rows])
 {
     const lk_norm &norm = launch.norm;
 
@@ -139,15 +164,15 @@ __device__ __forceinline__ void apply_rows(const lk_norm_launch &launch, uint64_
         norm_weights(&norm, norm.gamma, at, LK_WHOLE, 1, norm.gamma_offset, gamma);
         norm_weights(&norm, norm.beta, at, LK_WHOLE, 0, 0, beta);
 #pragma unroll
-        for (unsigned r = 0; r < 4 / Groups; r++) {
+        for (unsigned r = 0; r < Rows; r++) {
             if (first + r >= norm.rows)
                 continue;
             unpack_group(s[r][v], x);
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                float away = Layer ? x[i] - found[r].shift - found[r].rest : x[i];
+                float away = Layer ? x[i] - mean[r] : x[i];
 
-                x[i] = fmaf(away * found[r].rstd, gamma[i], beta[i]);
+                x[i] = fmaf(away * rstd[r], gamma[i], beta[i]);
             }
             store_group(norm_find_row(&launch, first + r).y, at, norm.columns, LK_WHOLE,
                         pack_group(x));
@@ -155,50 +180,71 @@ __device__ __forceinline__ void apply_rows(const lk_norm_launch &launch, uint64_
     }
 }
 
-template <unsigned Lanes, unsigned Groups, bool Layer>
-__global__ void __launch_bounds__(norm_team<Lanes>::threads, 1024 / norm_team<Lanes>::threads)
+/* Has the weights on their way into the cache while the row comes and is added up. */
+template <unsigned Lanes, unsigned Groups>
+__device__ __forceinline__ void touch_weights(const lk_norm &norm, const void *weights,
+                                              unsigned lane)
+{
+    unsigned bytes = norm.weight_type == LK_BF16 ? 2 : 4;
+
+    if (!weights)
+        return;
+#pragma unroll
+    for (unsigned v = 0; v < Groups; v++) {
+        uint64_t at = uint64_t{ 8 } * (lane + v * Lanes);
+        uint32_t word;
+
+        if (at < norm.columns)
+            asm volatile("ld.global.b32 %0, [%1];"
+                         : "=r"(word)
+                         : "l"(static_cast<const char *>(weights) + at * bytes));
+    }
+}
+
+/* Rows * Groups is Hold; so many blocks find room on a multiprocessor. */
+template <unsigned Lanes, unsigned Groups, bool Layer, unsigned Hold = 4,
+          unsigned Blocks = 1024 / norm_team<Lanes>::threads, bool Early = false>
+__global__ void __launch_bounds__(norm_team<Lanes>::threads, Blocks)
     norm_forward_rows(const __grid_constant__ lk_norm_launch launch)
 {
-    constexpr unsigned Rows = 4 / Groups;
+    constexpr unsigned Rows = Hold / Groups;
     __shared__ __align__(16) float parts[2][Rows][norm_team<Lanes>::warps];
     unsigned lane = threadIdx.x % Lanes;
     uint64_t team = uint64_t{ blockIdx.x } * norm_team<Lanes>::count + threadIdx.x / Lanes;
     uint64_t first = team * Rows, columns = launch.norm.columns;
-    float total[Rows];
-    norm_found found[Rows];
+    float total[Rows], mean[Rows];
     lk_wide16 s[Rows][Groups];
 
     if (first >= launch.norm.rows)
         return; /* a warp whose block has rows; a block always has some */
     load_sums<Lanes>(launch, first, lane, s);
-#pragma unroll
-    for (unsigned r = 0; r < Rows; r++) {
-        norm_row row = norm_find_row(&launch, first + r);
-
-        found[r] = { Layer && first + r < launch.norm.rows ? norm_shift(&launch.norm, &row) : 0, 0,
-                     0 };
-        total[r] = row_total<Lanes>(s[r], columns, lane, found[r].shift, 0, !Layer);
+    if (Early && launch.forward.y) {
+        touch_weights<Lanes, Groups>(launch.norm, launch.norm.gamma, lane);
+        touch_weights<Lanes, Groups>(launch.norm, launch.norm.beta, lane);
     }
-    team_sum<Lanes>(parts[0], total);
     if (Layer) {
 #pragma unroll
-        for (unsigned r = 0; r < Rows; r++) {
-            found[r].rest = total[r] / static_cast<float>(columns);
-            total[r] = row_total<Lanes>(s[r], columns, lane, found[r].shift, found[r].rest, true);
-        }
-        team_sum<Lanes>(parts[1], total);
+        for (unsigned r = 0; r < Rows; r++)
+            total[r] = row_sum<Lanes>(s[r], mean_scale(columns));
+        team_sum<Lanes>(parts[0], total);
     }
 #pragma unroll
     for (unsigned r = 0; r < Rows; r++) {
-        found[r].rstd = norm_rstd(&launch.norm, total[r]);
+        mean[r] = Layer ? total[r] / (static_cast<float>(columns) * mean_scale(columns)) : 0;
+        total[r] = row_squares<Lanes, Groups, Layer>(s[r], columns, lane, mean[r]);
+    }
+    team_sum<Lanes>(parts[1], total);
+#pragma unroll
+    for (unsigned r = 0; r < Rows; r++) {
+        total[r] = norm_rstd(&launch.norm, total[r]);
         if (first + r >= launch.norm.rows)
             continue;
         if (lane == 0) {
-            launch.norm.rstd[first + r] = found[r].rstd;
+            launch.norm.rstd[first + r] = total[r];
             if (Layer)
-                launch.norm.mean[first + r] = found[r].shift + found[r].rest;
+                launch.norm.mean[first + r] = mean[r];
         }
-        if (launch.forward.sum) /* which may be x: everybody's shift has gone into the sums */
+        if (launch.forward.sum)
 #pragma unroll
             for (unsigned v = 0; v < Groups; v++)
                 if (8 * (lane + v * Lanes) < columns)
@@ -206,7 +252,7 @@ __global__ void __launch_bounds__(norm_team<Lanes>::threads, 1024 / norm_team<La
                                 columns, LK_WHOLE, s[r][v]);
     }
     if (launch.forward.y)
-        apply_rows<Lanes, Groups, Layer>(launch, first, lane, s, found);
+        apply_rows<Lanes, Layer>(launch, first, lane, s, mean, total);
 }
 
 /* ---- backward ---- */
