@@ -40,6 +40,19 @@ static __device__ __forceinline__ float block_sum(float *sums, float mine)
     return mine;
 }
 
+/* Whether a block on the current device may have so much shared memory. */
+static inline bool device_has(size_t shared)
+{
+    int device = 0, most = 0;
+
+    if (shared <= 48 * 1024)
+        return true;
+    return cudaGetDevice(&device) == cudaSuccess &&
+           cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) ==
+               cudaSuccess &&
+           shared <= static_cast<size_t>(most);
+}
+
 static inline int load_kernels(const void *const *kernels, size_t n)
 {
     for (size_t i = 0; i < n; i++) {

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Norms on the device. Aligned rows stay in registers (compute_norm_rows.cuh); the others and longer ones are read for
+ * Norms on the device. Aligned rows are read once (compute_norm_forms.cuh); the others and longer ones are read for
  * each step, by one block per row. Backward: a block takes every so many rows and adds up its part of dgamma and dbeta on
  * the way, in registers, or in shared memory if it fits, else in the workspace; a second launch adds up the blocks'.
  */
-#include "kernels/compute_norm_rows.cuh"
+#include "kernels/compute_norm_forms.cuh"
+
+#include <utility>
 
 namespace
 {
@@ -82,6 +84,9 @@ __global__ void __launch_bounds__(32 * LK_NORM_PARTS)
     uint64_t column = uint64_t{ blockIdx.x } * 32 + mine;
     float all[LK_NORM_PARTS];
 
+#if __CUDA_ARCH__ >= 900
+    cudaGridDependencySynchronize();
+#endif
     if (column < launch.norm.columns)
         parts[part][mine] = norm_column_part(&launch, column, beta, part);
     __syncthreads();
@@ -92,49 +97,132 @@ __global__ void __launch_bounds__(32 * LK_NORM_PARTS)
     out[column] = norm_column_sum(all);
 }
 
-using kernel = void (*)(lk_norm_launch);
+const norm_function general_forward[2] = { norm_forward_kernel<LK_SINGLE>,
+                                           norm_forward_kernel<LK_WHOLE> };
 
-const kernel general_forward[2] = { norm_forward_kernel<LK_SINGLE>, norm_forward_kernel<LK_WHOLE> };
-
-const kernel general_backward[2][2] = {
+const norm_function general_backward[2][2] = {
     {norm_backward_kernel<LK_SINGLE, false>, norm_backward_kernel<LK_SINGLE, true>},
     { norm_backward_kernel<LK_WHOLE, false>, norm_backward_kernel<LK_WHOLE,  true>},
 };
 
-/* The kernels for rows of up to so many columns: forward without and with a mean, backward without and with dbeta. */
-struct rows_kernels {
-    uint64_t columns;
-    unsigned threads, rows; /* of a block */
-    kernel forward[2], backward[2];
+/* Of all classes: forward without and with a mean, backward without and with a mean or dbeta; each without and with a
+ * residual. */
+struct norm_table {
+    norm_kernel kernels[NORM_CLASS_COUNT];
 };
 
-template <unsigned Lanes, unsigned Groups> constexpr rows_kernels make_kernels()
+#ifdef LK_COMPUTE_VARIANTS
+int forward_form = -1, backward_form = -1; /* -1: the product's; set between launches */
+
+template <int Form, bool Layer, bool Residual, size_t... I>
+constexpr norm_table form_forward(std::index_sequence<I...>)
 {
-    return {
-        uint64_t{Lanes }
-        * Groups * 8,
-        norm_team<Lanes>::threads,
-        norm_team<Lanes>::count * 4 / Groups,
-        {  norm_forward_rows<Lanes,  Groups, false>, norm_forward_rows<Lanes,  Groups, true> },
-        { norm_backward_rows<Lanes, Groups, false>, norm_backward_rows<Lanes, Groups, true> }
-    };
+    return { { choose_forward<Form, NORM_CLASSES[I], Layer, Residual>()... } };
 }
 
-const rows_kernels kernels_of_rows[] = {
-    make_kernels<32, 1>(),  make_kernels<32, 2>(),  make_kernels<32, 4>(),  make_kernels<256, 1>(),
-    make_kernels<256, 2>(), make_kernels<256, 4>(), make_kernels<512, 4>(),
-};
-
-const rows_kernels *find_rows(const lk_norm_launch *launch)
+template <int Form, bool Full, bool Residual, size_t... I>
+constexpr norm_table form_backward(std::index_sequence<I...>)
 {
-    for (const rows_kernels &each : kernels_of_rows)
-        if (launch->wide && launch->norm.columns <= each.columns)
-            return &each;
+    return { { choose_backward<Form, NORM_CLASSES[I], Full, Residual>()... } };
+}
+#endif
+
+template <bool Layer, bool Residual, size_t... I>
+constexpr norm_table make_forward(std::index_sequence<I...>)
+{
+    return { { choose_forward<NORM_FORWARD_FORM[I], NORM_CLASSES[I], Layer, Residual>()... } };
+}
+
+template <bool Full, bool Residual, size_t... I>
+constexpr norm_table make_backward(std::index_sequence<I...>)
+{
+    return { { choose_backward<NORM_BACKWARD_FORM[I], NORM_CLASSES[I], Full, Residual>()... } };
+}
+
+/* Of devices on which a form does not find room. */
+template <bool Layer, bool Residual, size_t... I>
+constexpr norm_table rows_forward(std::index_sequence<I...>)
+{
+    return { { choose_forward_rows<NORM_CLASSES[I], Layer, false>()... } };
+}
+
+template <bool Full, bool Residual, size_t... I>
+constexpr norm_table rows_backward(std::index_sequence<I...>)
+{
+    return { { choose_backward_rows<NORM_CLASSES[I], Full>()... } };
+}
+
+using all_classes = std::make_index_sequence<NORM_CLASS_COUNT>;
+
+#define NORM_TABLES(make)                                                        \
+    {                                                                            \
+        { make<false, false>(all_classes{}), make<false, true>(all_classes{}) }, \
+        {                                                                        \
+            make<true, false>(all_classes{}), make<true, true>(all_classes{})    \
+        }                                                                        \
+    }
+
+const norm_table forward_tables[2][2] = NORM_TABLES(make_forward);
+const norm_table backward_tables[2][2] = NORM_TABLES(make_backward);
+const norm_table forward_rows_tables[2][2] = NORM_TABLES(rows_forward);
+const norm_table backward_rows_tables[2][2] = NORM_TABLES(rows_backward);
+
+#ifdef LK_COMPUTE_VARIANTS
+#define FORM_TABLES(make, form)                                                              \
+    {                                                                                        \
+        { make<form, false, false>(all_classes{}), make<form, false, true>(all_classes{}) }, \
+        {                                                                                    \
+            make<form, true, false>(all_classes{}), make<form, true, true>(all_classes{})    \
+        }                                                                                    \
+    }
+
+const norm_table forward_forms[NORM_FORWARD_FORMS][2][2] = {
+    FORM_TABLES(form_forward, 0), FORM_TABLES(form_forward, 1), FORM_TABLES(form_forward, 2),
+    FORM_TABLES(form_forward, 3), FORM_TABLES(form_forward, 4), FORM_TABLES(form_forward, 5)
+};
+const norm_table backward_forms[NORM_BACKWARD_FORMS][2][2] = {
+    FORM_TABLES(form_backward, 0), FORM_TABLES(form_backward, 1), FORM_TABLES(form_backward, 2),
+    FORM_TABLES(form_backward, 3), FORM_TABLES(form_backward, 4)
+};
+#endif
+
+/* NULL: none, the general kernel serves it. */
+const norm_kernel *find_kernel(const lk_norm_launch *launch, const norm_table &table,
+                               const norm_table &rows)
+{
+    for (unsigned i = 0; launch->wide && i < NORM_CLASS_COUNT; i++)
+        if (launch->norm.columns <= NORM_CLASSES[i])
+            return device_has(table.kernels[i].shared) ? &table.kernels[i] : &rows.kernels[i];
     return nullptr;
 }
 
-int run(kernel function, const lk_norm_launch *launch, dim3 grid, unsigned threads, size_t shared,
-        void *stream)
+const norm_kernel *find_forward(const lk_norm_launch *launch)
+{
+    bool layer = launch->norm.kind == LK_LAYER_NORM, residual = launch->forward.residual;
+    const norm_table *table = &forward_tables[layer][residual];
+
+#ifdef LK_COMPUTE_VARIANTS
+    if (forward_form >= 0)
+        table = &forward_forms[forward_form][layer][residual];
+#endif
+    return find_kernel(launch, *table, forward_rows_tables[layer][residual]);
+}
+
+const norm_kernel *find_backward(const lk_norm_launch *launch)
+{
+    bool full = launch->norm.kind == LK_LAYER_NORM || launch->backward.dbeta;
+    bool residual = launch->backward.ds;
+    const norm_table *table = &backward_tables[full][residual];
+
+#ifdef LK_COMPUTE_VARIANTS
+    if (backward_form >= 0)
+        table = &backward_forms[backward_form][full][residual];
+#endif
+    return find_kernel(launch, *table, backward_rows_tables[full][residual]);
+}
+
+int run(norm_function function, const lk_norm_launch *launch, dim3 grid, unsigned threads,
+        size_t shared, void *stream)
 {
     void *args[] = { const_cast<lk_norm_launch *>(launch) };
 
@@ -142,12 +230,50 @@ int run(kernel function, const lk_norm_launch *launch, dim3 grid, unsigned threa
                             shared, static_cast<cudaStream_t>(stream));
 }
 
+unsigned count_blocks(const norm_kernel &kernel, uint64_t rows)
+{
+    uint64_t blocks = (rows + kernel.rows - 1) / kernel.rows;
+
+    return static_cast<unsigned>(kernel.blocks && kernel.blocks < blocks ? kernel.blocks : blocks);
+}
+
+int run_kernel(const norm_kernel &kernel, const lk_norm_launch *launch, unsigned blocks,
+               void *stream)
+{
+    int err = 0;
+
+    if (kernel.shared > 40 * 1024) /* with the block's own more than every kernel may have */
+        err = cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel.function),
+                                   cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   static_cast<int>(kernel.shared));
+    return err ? err
+               : run(kernel.function, launch, dim3(blocks), kernel.threads, kernel.shared, stream);
+}
+
+/* The second launch of backward. Behind a kernel that lets it, it begins before that has ended, and waits itself. */
+int run_columns(const lk_norm_launch *launch, bool early, void *stream)
+{
+    void *args[] = { const_cast<lk_norm_launch *>(launch) };
+    cudaLaunchAttribute attribute = {};
+    cudaLaunchConfig_t config = {};
+
+    config.gridDim = dim3(static_cast<unsigned>((launch->norm.columns + 31) / 32),
+                          !!launch->backward.dgamma + !!launch->backward.dbeta);
+    config.blockDim = dim3(32 * LK_NORM_PARTS);
+    config.stream = static_cast<cudaStream_t>(stream);
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = &attribute;
+    config.numAttrs = early;
+    return cudaLaunchKernelExC(&config, reinterpret_cast<const void *>(norm_columns_kernel), args);
+}
+
 int run_general_backward(const lk_norm_launch *launch, void *stream)
 {
     uint64_t blocks = launch->partials ? launch->partials : launch->norm.rows;
     size_t shared = launch->partials ? (launch->norm.columns + 7) / 8 * 64 : 0;
     bool fits = shared <= SHARED_LIMIT;
-    kernel function = general_backward[launch->wide][fits];
+    norm_function function = general_backward[launch->wide][fits];
     int err = 0;
 
     if (fits && shared > 40 * 1024) /* with the block's own sums more than every kernel may have */
@@ -162,38 +288,47 @@ int run_general_backward(const lk_norm_launch *launch, void *stream)
 
 extern "C" int lk_run_norm_forward(const lk_norm_launch *launch, void *stream)
 {
-    const rows_kernels *rows = find_rows(launch);
-    uint64_t blocks = rows ? (launch->norm.rows + rows->rows - 1) / rows->rows : launch->norm.rows;
+    const norm_kernel *kernel = find_forward(launch);
 
-    return run(rows ? rows->forward[launch->norm.kind == LK_LAYER_NORM]
-                    : general_forward[launch->wide],
-               launch, dim3(static_cast<unsigned>(blocks)),
-               rows ? rows->threads : lk_row_threads(launch->norm.columns), 0, stream);
+    if (kernel)
+        return run_kernel(*kernel, launch, count_blocks(*kernel, launch->norm.rows), stream);
+    return run(general_forward[launch->wide], launch,
+               dim3(static_cast<unsigned>(launch->norm.rows)), lk_row_threads(launch->norm.columns),
+               0, stream);
 }
 
 extern "C" int lk_run_norm_backward(const lk_norm_launch *launch, void *stream)
 {
-    const rows_kernels *rows = find_rows(launch);
+    const norm_kernel *kernel = find_backward(launch);
     lk_norm_launch own = *launch;
-    bool gamma = launch->backward.dgamma, beta = launch->backward.dbeta;
     int err = 0;
 
-    if (rows && launch->norm.rows) {
-        uint64_t blocks = (launch->norm.rows + rows->rows - 1) / rows->rows;
+    if (kernel && launch->norm.rows) {
+        unsigned blocks = count_blocks(*kernel, launch->norm.rows);
 
-        blocks = blocks < LK_NORM_PARTIALS ? blocks : LK_NORM_PARTIALS;
-        own.partials = launch->partials ? static_cast<uint32_t>(blocks) : 0;
-        err = run(rows->backward[beta], &own, dim3(static_cast<unsigned>(blocks)), rows->threads, 0,
-                  stream);
+        own.partials = launch->partials ? blocks : 0;
+        err = run_kernel(*kernel, &own, blocks, stream);
     } else if (launch->norm.rows) {
         err = run_general_backward(launch, stream);
     }
-    if (err || (!gamma && !beta))
+    if (err || (!launch->backward.dgamma && !launch->backward.dbeta))
         return err;
-    return run(norm_columns_kernel, &own,
-               dim3(static_cast<unsigned>((launch->norm.columns + 31) / 32), gamma + beta),
-               32 * LK_NORM_PARTS, 0, stream);
+    return run_columns(&own, kernel && kernel->early && launch->norm.rows, stream);
 }
+
+#ifdef LK_COMPUTE_VARIANTS
+extern "C" LK_API const char *lk_variants_norm_forward(int form)
+{
+    forward_form = form;
+    return form >= 0 && form < NORM_FORWARD_FORMS ? NORM_FORWARD_NAMES[form] : nullptr;
+}
+
+extern "C" LK_API const char *lk_variants_norm_backward(int form)
+{
+    backward_form = form;
+    return form >= 0 && form < NORM_BACKWARD_FORMS ? NORM_BACKWARD_NAMES[form] : nullptr;
+}
+#endif
 
 extern "C" int lk_load_norm(void)
 {
@@ -206,13 +341,14 @@ extern "C" int lk_load_norm(void)
                               reinterpret_cast<const void *>(norm_columns_kernel) };
     int err = load_kernels(general, sizeof(general) / sizeof(*general));
 
-    for (const rows_kernels &each : kernels_of_rows) {
-        const void *ours[] = { reinterpret_cast<const void *>(each.forward[0]),
-                               reinterpret_cast<const void *>(each.forward[1]),
-                               reinterpret_cast<const void *>(each.backward[0]),
-                               reinterpret_cast<const void *>(each.backward[1]) };
+    for (unsigned i = 0; i < 4 * NORM_CLASS_COUNT; i++) {
+        unsigned c = i / 4, one = i / 2 % 2, two = i % 2;
+        const void *ours[] = {
+            reinterpret_cast<const void *>(forward_tables[one][two].kernels[c].function),
+            reinterpret_cast<const void *>(backward_tables[one][two].kernels[c].function)
+        };
 
-        err = err ? err : load_kernels(ours, 4);
+        err = err ? err : load_kernels(ours, 2);
     }
     return err;
 }
