@@ -3,8 +3,9 @@
  * AdamW on the device: one block per chunk. Both kernels end in the last block that finishes, which is where sums and
  * counters of the whole grid are made.
  */
-#include "kernels/compute_adamw.h"
-#include "kernels/compute_device.cuh"
+#include "kernels/compute_adamw_forms.cuh"
+
+#include <utility>
 
 namespace
 {
@@ -59,55 +60,72 @@ __global__ void __launch_bounds__(LK_BLOCK, 4)
         launch.state->sum_squares = sum;
 }
 
-__global__ void __launch_bounds__(LK_BLOCK, 4)
-    adamw_update_kernel(const __grid_constant__ lk_adamw_launch launch)
+constexpr adamw_kernel update = choose_adamw<ADAMW_UPDATE_FORM>();
+constexpr adamw_kernel anywhere = choose_adamw<0>(); /* where that does not find room */
+
+#ifdef LK_COMPUTE_VARIANTS
+int form = -1; /* -1: the product's; set between launches */
+
+template <size_t... I> const adamw_kernel &find_form(std::index_sequence<I...>)
 {
-    __shared__ adamw_factors factors;
-    bool some = blockIdx.x < launch.chunks;
-    adamw_piece piece = {};
+    static const adamw_kernel all[] = { choose_adamw<I>()... };
 
-    if (some)
-        piece = adamw_find(&launch, blockIdx.x);
-    if (threadIdx.x == 0) {
-        adamw_make_factors(&launch, &factors);
-        if (some)
-            adamw_tensor_factors(&launch, &piece.entry, &factors);
-    }
-    __syncthreads();
-    if (some && factors.apply) {
-        adamw_factors mine = factors;
+    return form < 0 ? update : all[form];
+}
+#endif
 
-        adamw_update_thread(&piece, &mine, threadIdx.x);
-    }
-    if (is_last_block(&launch.state->tickets[1]) && threadIdx.x == 0)
-        adamw_end(launch.state, &factors);
+const adamw_kernel &find_update()
+{
+#ifdef LK_COMPUTE_VARIANTS
+    const adamw_kernel &wanted = find_form(std::make_index_sequence<ADAMW_FORMS>{});
+#else
+    const adamw_kernel &wanted = update;
+#endif
+
+    return device_has(wanted.shared) ? wanted : anywhere;
 }
 
-int run(void (*kernel)(lk_adamw_launch), const lk_adamw_launch *launch, void *stream)
+int run(const adamw_kernel &kernel, const lk_adamw_launch *launch, void *stream)
 {
     void *args[] = { const_cast<lk_adamw_launch *>(launch) };
+    const void *function = reinterpret_cast<const void *>(kernel.function);
+    uint32_t blocks = launch->chunks ? launch->chunks : 1;
+    int err = 0;
 
-    return cudaLaunchKernel(reinterpret_cast<const void *>(kernel),
-                            dim3(launch->chunks ? launch->chunks : 1), dim3(LK_BLOCK), args, 0,
-                            static_cast<cudaStream_t>(stream));
+    if (kernel.blocks && blocks > kernel.blocks)
+        blocks = kernel.blocks;
+    if (kernel.shared)
+        err = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   static_cast<int>(kernel.shared));
+    return err ? err
+               : cudaLaunchKernel(function, dim3(blocks), dim3(kernel.threads), args, kernel.shared,
+                                  static_cast<cudaStream_t>(stream));
 }
 
 } // namespace
 
 extern "C" int lk_run_adamw_norm(const lk_adamw_launch *launch, void *stream)
 {
-    return run(adamw_norm_kernel, launch, stream);
+    return run({ adamw_norm_kernel, LK_BLOCK, 0, 0 }, launch, stream);
 }
 
 extern "C" int lk_run_adamw_update(const lk_adamw_launch *launch, void *stream)
 {
-    return run(adamw_update_kernel, launch, stream);
+    return run(find_update(), launch, stream);
 }
+
+#ifdef LK_COMPUTE_VARIANTS
+extern "C" LK_API const char *lk_variants_adamw(int which)
+{
+    form = which;
+    return which >= 0 && which < ADAMW_FORMS ? ADAMW_NAMES[which] : nullptr;
+}
+#endif
 
 extern "C" int lk_load_adamw(void)
 {
     const void *kernels[] = { reinterpret_cast<const void *>(adamw_norm_kernel),
-                              reinterpret_cast<const void *>(adamw_update_kernel) };
+                              reinterpret_cast<const void *>(find_update().function) };
 
     return load_kernels(kernels, sizeof(kernels) / sizeof(*kernels));
 }
