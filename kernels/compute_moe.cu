@@ -2,13 +2,12 @@
  *
  * Rows of tokens to experts and back, on the device.
  */
-#include "kernels/compute_device.cuh"
-#include "kernels/compute_moe.h"
+#include "kernels/compute_moe_forms.cuh"
 
 namespace
 {
 
-constexpr uint32_t WARPS = LK_BLOCK / 32;
+constexpr uint32_t WARPS = MOE_WARPS;
 
 /* A block's stretch of slots, and a warp's of that. */
 struct stretch {
@@ -300,17 +299,60 @@ const kernel backward_kernels[] = { moe_backward_kernel<LK_SINGLE, 8>,
                                     moe_backward_kernel<LK_WHOLE, 4>,
                                     moe_backward_kernel<LK_WHOLE, 8> };
 
-const void *choose(const kernel (&kernels)[4], const lk_moe_launch *launch)
+kernel choose(const kernel (&kernels)[4], const lk_moe_launch *launch)
 {
     uint32_t choices = launch->routing.choices;
 
-    return address(kernels[!launch->wide ? 0 : choices <= 2 ? 1 : choices <= 4 ? 2 : 3]);
+    return kernels[!launch->wide ? 0 : choices <= 2 ? 1 : choices <= 4 ? 2 : 3];
 }
 
-int run_warps(const void *kernel, const lk_moe_launch *launch, uint64_t warps, void *stream)
+int run_kernel(const moe_kernel &kernel, const lk_moe_launch *launch, void *stream)
 {
-    return warps ? run(kernel, launch, (warps + WARPS - 1) / WARPS, stream) : 0;
+    void *args[] = { const_cast<lk_moe_launch *>(launch) };
+    uint64_t blocks = (kernel.warps + WARPS - 1) / WARPS;
+    int err = 0;
+
+    if (kernel.shared > 48 * 1024)
+        err = cudaFuncSetAttribute(address(kernel.function),
+                                   cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   static_cast<int>(kernel.shared));
+    if (err || !blocks)
+        return err;
+    return cudaLaunchKernel(address(kernel.function), dim3(static_cast<unsigned>(blocks)),
+                            dim3(LK_BLOCK), args, kernel.shared, static_cast<cudaStream_t>(stream));
 }
+
+#ifdef LK_COMPUTE_VARIANTS
+int permute_form = -1, combine_form = -1; /* -1: the product's; set between launches */
+
+moe_kernel find_permute(const lk_moe_launch *launch, const moe_kernel &product)
+{
+    switch (permute_form < 0 ? MOE_PERMUTE_FORM : permute_form) {
+    case MOE_STREAMED: return choose_permute<MOE_STREAMED>(launch, product);
+    case MOE_THROUGH: return choose_permute<MOE_THROUGH>(launch, product);
+    case MOE_BY_ROWS: return choose_permute<MOE_BY_ROWS>(launch, product);
+    case MOE_IN_BULK: return choose_permute<MOE_IN_BULK>(launch, product);
+    }
+    return product;
+}
+
+moe_kernel find_combine(const lk_moe_launch *launch, const moe_kernel &product)
+{
+    return (combine_form < 0 ? MOE_COMBINE_FORM : combine_form) == MOE_PIECES
+               ? choose_combine<MOE_PIECES>(launch, product)
+               : product;
+}
+#else
+moe_kernel find_permute(const lk_moe_launch *launch, const moe_kernel &product)
+{
+    return choose_permute<MOE_PERMUTE_FORM>(launch, product);
+}
+
+moe_kernel find_combine(const lk_moe_launch *launch, const moe_kernel &product)
+{
+    return choose_combine<MOE_COMBINE_FORM>(launch, product);
+}
+#endif
 
 } // namespace
 
@@ -324,23 +366,41 @@ extern "C" int lk_run_moe_route(const lk_moe_routing *routing, void *stream)
 
 extern "C" int lk_run_moe_permute(const lk_moe_launch *launch, void *stream)
 {
-    return run_warps(
-        launch->wide ? address(moe_permute_kernel<LK_WHOLE>)
-                     : address(moe_permute_kernel<LK_SINGLE>),
-        launch, launch->routing.tokens + (launch->rows.fill ? launch->routing.rows : 0), stream);
+    return run_kernel(
+        find_permute(
+            launch, { launch->wide ? moe_permute_kernel<LK_WHOLE> : moe_permute_kernel<LK_SINGLE>,
+                      launch->routing.tokens + (launch->rows.fill ? launch->routing.rows : 0), 0 }),
+        launch, stream);
 }
 
 extern "C" int lk_run_moe_unpermute(const lk_moe_launch *launch, void *stream)
 {
-    return run_warps(choose(unpermute_kernels, launch), launch, launch->routing.tokens, stream);
+    return run_kernel(
+        find_combine(launch, { choose(unpermute_kernels, launch), launch->routing.tokens, 0 }),
+        launch, stream);
 }
+
+#ifdef LK_COMPUTE_VARIANTS
+extern "C" LK_API const char *lk_variants_permute(int form)
+{
+    permute_form = form;
+    return form >= 0 && form < MOE_PERMUTE_FORMS ? MOE_PERMUTE_NAMES[form] : nullptr;
+}
+
+extern "C" LK_API const char *lk_variants_combine(int form)
+{
+    combine_form = form;
+    return form >= 0 && form < MOE_COMBINE_FORMS ? MOE_COMBINE_NAMES[form] : nullptr;
+}
+#endif
 
 extern "C" int lk_run_moe_unpermute_backward(const lk_moe_launch *launch, void *stream)
 {
     bool fill = launch->grads.fill && launch->grads.dpermuted;
 
-    return run_warps(choose(backward_kernels, launch), launch,
-                     launch->routing.tokens + (fill ? launch->routing.rows : 0), stream);
+    return run_kernel({ choose(backward_kernels, launch),
+                        launch->routing.tokens + (fill ? launch->routing.rows : 0), 0 },
+                      launch, stream);
 }
 
 extern "C" int lk_load_moe(void)
