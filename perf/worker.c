@@ -11,6 +11,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <link.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -189,6 +190,15 @@ static int find_measure(struct worker *w)
     return 0;
 }
 
+/* NCCL has a thread of each rank busy, too: where there are no more processors than for both, who waits for the GPU shall not
+ * take one from those who move the data. */
+static bool processors_are_few(int ranks)
+{
+    cpu_set_t set;
+
+    return sched_getaffinity(0, sizeof(set), &set) == 0 && CPU_COUNT(&set) <= 2 * ranks;
+}
+
 static int init(struct worker *w, const struct lc_bench_request *request)
 {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -197,6 +207,9 @@ static int init(struct worker *w, const struct lc_bench_request *request)
     w->ranks = request->ranks;
     w->comm = NULL; /* for errors */
     CUDA(w, SetDevice(request->device));
+    if (!w->stream && processors_are_few(request->ranks) &&
+        cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync) != cudaSuccess)
+        (void)cudaGetLastError(); /* a runtime that has its flags already keeps them */
     if (!w->stream)
         CUDA(w, StreamCreateWithFlags(&w->stream, cudaStreamNonBlocking));
     if (request->ctas) {
