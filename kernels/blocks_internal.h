@@ -98,10 +98,13 @@ enum {
 int lk_vendor_open(const char *library, struct lk_vendor **out);
 void lk_vendor_close(struct lk_vendor *vendor);
 
-/* How many products of the same sizes, and how many elements their matrices are apart. */
+/* How many products of the same sizes, and how many elements their matrices are apart. Where these do not lie evenly,
+ * `pointers` are lists of their addresses in device memory, LK_GEMM_GROUP apart: of b, of a, of d, which is c then. */
 struct lk_batch {
     uint32_t count;
     int64_t a, b, c, d;
+    void **pointers;                  /* NULL: they lie evenly */
+    uintptr_t a_bits, b_bits, d_bits; /* with pointers: that any address has */
 };
 
 /* 0, LK_VENDOR_NONE or an error. *planned: the library was asked for a method. */

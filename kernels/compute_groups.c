@@ -50,6 +50,22 @@ static int get_cublas(struct lk_blas *blas, struct lk_cublas **out)
     return err;
 }
 
+/* Lists of the addresses of b, a and d, LK_GEMM_GROUP apart, which the device reads. */
+static int write_lists(const struct lk_gemm *const *gemms, uint32_t n, void **to, void *stream)
+{
+    int err = 0;
+
+    for (int side = 0; !err && side < 3; side++) {
+        struct lk_pointers_launch launch = { to + (size_t)side * LK_GEMM_GROUP, n, { NULL } };
+
+        for (uint32_t i = 0; i < n; i++)
+            launch.values[i] = side == 0 ? gemms[i]->b : side == 1 ? gemms[i]->a : gemms[i]->d;
+        err = lk_run_pointers(&launch, stream);
+    }
+    return err ? lk_blas_fail(err, "lk_gemm_groups_run: a launch failed: %s", lk_error_text(err))
+               : 0;
+}
+
 /* At most LK_GEMM_GROUP that may share. */
 static int run_group(struct lk_blas *blas, struct lk_cublas *cublas,
                      const struct lk_gemm *const *gemms, uint32_t n, void *workspace, void *stream)
@@ -57,19 +73,10 @@ static int run_group(struct lk_blas *blas, struct lk_cublas *cublas,
     struct lk_cublas_memory memory = { .pointers = workspace,
                                        .workspace = (char *)workspace + POINTER_BYTES,
                                        .bytes = LK_GEMM_WORKSPACE };
-    int err = 0;
+    int err = write_lists(gemms, n, memory.pointers, stream);
 
-    for (int side = 0; !err && side < 3; side++) {
-        struct lk_pointers_launch launch = { memory.pointers + (size_t)side * LK_GEMM_GROUP,
-                                             n,
-                                             { NULL } };
-
-        for (uint32_t i = 0; i < n; i++)
-            launch.values[i] = side == 0 ? gemms[i]->b : side == 1 ? gemms[i]->a : gemms[i]->d;
-        err = lk_run_pointers(&launch, stream);
-    }
     if (err)
-        return lk_blas_fail(err, "lk_gemm_groups_run: a launch failed: %s", lk_error_text(err));
+        return err;
     err = lk_cublas_run(cublas, gemms, n, &memory, stream);
     if (!err)
         lk_count(&blas->grouped_products, n);
@@ -266,15 +273,26 @@ static bool are_alike(const struct lk_gemm *g, const struct lk_gemm *first)
            g->sms == first->sms && !g->bias;
 }
 
-/* Two at least, with the same sizes and each a step further than the last one. */
-static bool find_batch(const struct lk_gemm_groups *groups, struct lk_batch *out)
+/* Two at least, of the same sizes. */
+static bool are_all_alike(const struct lk_gemm_groups *groups)
 {
-    const struct lk_gemm *first = groups->gemms, *second = first + 1;
+    const struct lk_gemm *first = groups->gemms;
 
     if (groups->count < 2 || groups->count > INT32_MAX || !lk_gemm_is_plain(first) ||
         !first->rows || !first->columns || first->bias)
         return false;
-    out->count = groups->count;
+    for (uint32_t i = 1; i < groups->count; i++)
+        if (!are_alike(&groups->gemms[i], first))
+            return false;
+    return true;
+}
+
+/* Each matrix is a step further than the last one of its kind. */
+static bool find_steps(const struct lk_gemm_groups *groups, struct lk_batch *out)
+{
+    const struct lk_gemm *first = groups->gemms, *second = first + 1;
+
+    *out = (struct lk_batch){ .count = groups->count };
     if (!find_step(first->a, second->a, first->type, &out->a) ||
         !find_step(first->b, second->b, first->type, &out->b) ||
         !find_step(first->c, second->c, first->out_type, &out->c) ||
@@ -283,7 +301,7 @@ static bool find_batch(const struct lk_gemm_groups *groups, struct lk_batch *out
     for (uint32_t i = 1; i < groups->count; i++) {
         const struct lk_gemm *g = &groups->gemms[i];
 
-        if (!are_alike(g, first) || !is_at(first->a, g->a, out->a, i, g->type) ||
+        if (!is_at(first->a, g->a, out->a, i, g->type) ||
             !is_at(first->b, g->b, out->b, i, g->type) ||
             !is_at(first->c, g->c, out->c, i, g->out_type) ||
             !is_at(first->d, g->d, out->d, i, g->out_type))
@@ -303,6 +321,28 @@ static int run_batch(struct lk_blas *blas, const struct lk_gemm_groups *groups,
     if (!err)
         lk_count(&blas->batched_products, batch->count);
     return err;
+}
+
+/* Wherever they lie: as many as there is room for lists. */
+static int run_listed(struct lk_blas *blas, const struct lk_gemm_groups *groups, void *stream)
+{
+    const struct lk_gemm *listed[LK_GEMM_GROUP];
+    struct lk_batch batch = { .count = groups->count, .pointers = groups->workspace };
+    int err;
+
+    if (groups->count > LK_GEMM_GROUP)
+        return LK_VENDOR_NONE;
+    for (uint32_t i = 0; i < groups->count; i++) {
+        const struct lk_gemm *g = listed[i] = &groups->gemms[i];
+
+        if (g->c && g->beta != 0 && g->c != g->d)
+            return LK_VENDOR_NONE;
+        batch.a_bits |= (uintptr_t)g->a;
+        batch.b_bits |= (uintptr_t)g->b;
+        batch.d_bits |= (uintptr_t)g->d;
+    }
+    err = write_lists(listed, groups->count, batch.pointers, stream);
+    return err ? err : run_batch(blas, groups, &batch, stream);
 }
 
 /* ---- which way ---- */
@@ -370,8 +410,12 @@ static int run_way(struct lk_blas *blas, const struct lk_gemm_groups *groups,
 
     switch (way) {
     case LK_GROUP_BATCHED:
-        return find_batch(groups, &batch) ? run_batch(blas, groups, &batch, stream)
-                                          : LK_VENDOR_NONE;
+        if (!are_all_alike(groups))
+            return LK_VENDOR_NONE;
+        if (find_steps(groups, &batch))
+            return run_batch(blas, groups, &batch, stream);
+        return groups->grouping == LK_GROUP_BATCHED ? run_listed(blas, groups, stream)
+                                                    : LK_VENDOR_NONE;
     case LK_GROUP_ALWAYS:
         err = get_cublas(blas, &cublas);
         if (err)

@@ -43,7 +43,8 @@ struct key {
     uint8_t type, out_type, a_transposed, b_transposed;
     uint8_t adds, in_place, bias;
     uint8_t alignments[4]; /* of a, b, c, d: logarithms */
-    uint8_t unused[5];     /* so that no byte is undefined */
+    uint8_t listed;        /* a batch by lists of addresses */
+    uint8_t unused[4];     /* so that no byte is undefined */
 };
 
 struct plan {
@@ -63,10 +64,12 @@ struct lk_vendor {
     uint32_t filled, next;
 };
 
-/* The library's description of one product, on the stack: nothing is allocated. */
+/* The library's description of one product or batch, on the stack: nothing is allocated. */
 struct description {
     cublasLtMatmulDescOpaque_t product;
     cublasLtMatrixLayoutOpaque_t a, b, c, d; /* of ours */
+    const void *at_a, *at_b, *at_c;          /* matrices, or lists of them */
+    void *at_d;
 };
 
 /* ---- opening ---- */
@@ -216,6 +219,12 @@ static void make_key(const struct lk_gemm *g, const struct lk_batch *batch, stru
     key->alignments[1] = alignment_of(g->b, batch->b, g->type);
     key->alignments[2] = alignment_of(reads_c(g) ? g->c : g->d, key->apart[2], g->out_type);
     key->alignments[3] = alignment_of(g->d, batch->d, g->out_type);
+    if (!batch->pointers)
+        return;
+    key->listed = 1;
+    key->alignments[0] = alignment_log((const void *)batch->a_bits);
+    key->alignments[1] = alignment_log((const void *)batch->b_bits);
+    key->alignments[2] = key->alignments[3] = alignment_log((const void *)batch->d_bits);
 }
 
 static uint64_t hash_key(const struct key *key)
@@ -260,14 +269,33 @@ static cublasStatus_t describe_bias(const struct lk_vendor *vendor, const struct
     return status;
 }
 
-static cublasStatus_t describe_places(const struct lk_vendor *vendor,
-                                      cublasLtMatrixLayoutOpaque_t *layout, uint32_t count,
-                                      int64_t apart)
+#if CUBLAS_VERSION >= 130100
+static cublasStatus_t describe_list(const struct lk_vendor *vendor,
+                                    cublasLtMatrixLayoutOpaque_t *layout)
 {
-    int32_t its_count = (int32_t)count;
+    uint32_t mode = CUBLASLT_BATCH_MODE_POINTER_ARRAY;
+
+    return vendor->api.cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_MODE,
+                                                        &mode, sizeof(mode));
+}
+#else
+static cublasStatus_t describe_list(const struct lk_vendor *vendor,
+                                    cublasLtMatrixLayoutOpaque_t *layout)
+{
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+}
+#endif
+
+static cublasStatus_t describe_places(const struct lk_vendor *vendor,
+                                      cublasLtMatrixLayoutOpaque_t *layout,
+                                      const struct lk_batch *batch, int64_t apart)
+{
+    int32_t its_count = (int32_t)batch->count;
     cublasStatus_t status = vendor->api.cublasLtMatrixLayoutSetAttribute(
         layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &its_count, sizeof(its_count));
 
+    if (status == CUBLAS_STATUS_SUCCESS && batch->pointers)
+        return describe_list(vendor, layout);
     if (status == CUBLAS_STATUS_SUCCESS)
         status = vendor->api.cublasLtMatrixLayoutSetAttribute(
             layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &apart, sizeof(apart));
@@ -277,14 +305,14 @@ static cublasStatus_t describe_places(const struct lk_vendor *vendor,
 static cublasStatus_t describe_batch(const struct lk_vendor *vendor, const struct lk_batch *batch,
                                      bool reads, struct description *out)
 {
-    cublasStatus_t status = describe_places(vendor, &out->a, batch->count, batch->a);
+    cublasStatus_t status = describe_places(vendor, &out->a, batch, batch->a);
 
     if (status == CUBLAS_STATUS_SUCCESS)
-        status = describe_places(vendor, &out->b, batch->count, batch->b);
+        status = describe_places(vendor, &out->b, batch, batch->b);
     if (status == CUBLAS_STATUS_SUCCESS)
-        status = describe_places(vendor, &out->c, batch->count, reads ? batch->c : batch->d);
+        status = describe_places(vendor, &out->c, batch, reads ? batch->c : batch->d);
     if (status == CUBLAS_STATUS_SUCCESS)
-        status = describe_places(vendor, &out->d, batch->count, batch->d);
+        status = describe_places(vendor, &out->d, batch, batch->d);
     return status;
 }
 
@@ -295,6 +323,17 @@ static cublasStatus_t describe_share(const struct lk_vendor *vendor, uint32_t sm
     int32_t its_sms = (int32_t)sms;
 
     return set(vendor, out, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &its_sms, sizeof(its_sms));
+}
+
+static void set_places(const struct lk_gemm *g, const struct lk_batch *batch,
+                       struct description *out)
+{
+    bool listed = batch->pointers != NULL;
+
+    out->at_b = listed ? (const void *)batch->pointers : g->b;
+    out->at_a = listed ? (const void *)(batch->pointers + LK_GEMM_GROUP) : g->a;
+    out->at_d = listed ? (void *)(batch->pointers + (size_t)2 * LK_GEMM_GROUP) : g->d;
+    out->at_c = !listed && reads_c(g) ? g->c : out->at_d;
 }
 
 static cublasStatus_t describe(const struct lk_vendor *vendor, const struct lk_gemm *g,
@@ -458,9 +497,8 @@ static int multiply_with(const struct lk_vendor *vendor, const struct lk_gemm *g
 {
     float beta = reads_c(g) ? g->beta : 0;
     cublasStatus_t status = vendor->api.cublasLtMatmul(
-        vendor->handle, &d->product, &g->alpha, g->b, &d->b, g->a, &d->a, &beta,
-        reads_c(g) ? g->c : g->d, &d->c, g->d, &d->d, method, g->workspace, g->workspace_bytes,
-        (cudaStream_t)stream);
+        vendor->handle, &d->product, &g->alpha, d->at_b, &d->b, d->at_a, &d->a, &beta, d->at_c,
+        &d->c, d->at_d, &d->d, method, g->workspace, g->workspace_bytes, (cudaStream_t)stream);
 
     if (status == CUBLAS_STATUS_NOT_SUPPORTED)
         return LK_VENDOR_NONE;
@@ -478,6 +516,9 @@ static int prepare(const struct lk_vendor *vendor, const struct lk_gemm *gemm,
     cublasStatus_t status = describe(vendor, gemm, batch, description);
 
     make_key(gemm, batch, key);
+    set_places(gemm, batch, description);
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED)
+        return LK_VENDOR_NONE;
     return status == CUBLAS_STATUS_SUCCESS
                ? 0
                : fail_status(vendor, status, "the description of a product for cuBLASLt");

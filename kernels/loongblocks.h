@@ -125,9 +125,9 @@ int lk_gemm_tune(struct lk_blas *blas, const struct lk_gemm *gemm, struct lk_gem
  * weights, if it had no tokens) d = beta * c. Pointers of what is empty may be NULL.
  *
  * How they are made:
- *     batched    cuBLASLt makes all in one launch. All have the same sizes, types, strides, alpha and beta, no bias, and
- *                each matrix lies as far behind the last one of its kind as that behind the one before: with a capacity
- *                that is so.
+ *     batched    cuBLASLt makes all in one launch. All have the same sizes, types, strides, alpha and beta, and no bias.
+ *                Either each matrix lies as far behind the last one of its kind as that behind the one before, which with
+ *                a capacity is so; or there are at most LK_GEMM_GROUP, and c is NULL or d.
  *     streams    one by one, but on several streams of the struct lk_blas, which are tied to the caller's by events: what
  *                one leaves of the device another one uses. In the caller's order, and in a graph that is captured from
  *                the caller's stream. Each stream has its part of the workspace.
@@ -143,7 +143,7 @@ int lk_gemm_tune(struct lk_blas *blas, const struct lk_gemm *gemm, struct lk_gem
 #define LK_GEMM_STREAMS 8   /* the caller's is one of them */
 
 enum lk_gemm_grouping {
-    /* batched if they can be; grouped if products have below 2^30 operations on average, which is what a launch is worth;
+    /* batched if they can be and lie evenly; grouped if products have below 2^30 operations on average, which is what a launch is worth;
      * else on as many streams as it takes to give every multiprocessor 128 x 256 elements of a result: 1 is in a row */
     LK_GROUP_AUTO = 0,
     LK_GROUP_NEVER = 1,  /* in a row */

@@ -22,6 +22,7 @@ struct layout {
     int64_t ld;
     int64_t apart;
     int32_t count;
+    uint32_t mode; /* of a batch */
 };
 
 struct product {
@@ -86,7 +87,7 @@ cublasStatus_t cublasLtMatrixLayoutInit_internal(cublasLtMatrixLayout_t out, siz
                                                  cudaDataType type, uint64_t rows, uint64_t cols,
                                                  int64_t ld)
 {
-    const struct layout layout = { type, rows, cols, ld, 0, 1 };
+    const struct layout layout = { type, rows, cols, ld, 0, 1, CUBLASLT_BATCH_MODE_STRIDED };
 
     if (size != sizeof(*out))
         return CUBLAS_STATUS_INVALID_VALUE;
@@ -102,6 +103,8 @@ cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
         memcpy((char *)layout + offsetof(struct layout, count), value, bytes);
     else if (attribute == CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET && bytes == 8)
         memcpy((char *)layout + offsetof(struct layout, apart), value, bytes);
+    else if (attribute == CUBLASLT_MATRIX_LAYOUT_BATCH_MODE && bytes == 4)
+        memcpy((char *)layout + offsetof(struct layout, mode), value, bytes);
     else
         return CUBLAS_STATUS_INVALID_VALUE;
     return CUBLAS_STATUS_SUCCESS;
@@ -218,7 +221,8 @@ static bool fits(const struct call *call)
     bool bt = call->product.transposed[1] == CUBLAS_OP_T;
 
     for (int i = 0; i < 4; i++)
-        if (l[i].ld < (int64_t)l[i].rows || l[i].count != l[0].count || l[i].count < 1)
+        if (l[i].ld < (int64_t)l[i].rows || l[i].count != l[0].count || l[i].count < 1 ||
+            l[i].mode != l[0].mode)
             return false;
     return call->product.compute == CUBLAS_COMPUTE_32F && call->product.scale == CUDA_R_32F &&
            l[0].type == l[1].type && l[2].type == l[3].type &&
@@ -238,7 +242,7 @@ static uint64_t fingerprint(const struct call *call)
 
         out = (out * 1000003 + l->rows) * 1000003 + l->columns;
         out = (out * 1000003 + (uint64_t)l->ld) * 1000003 + l->type;
-        out = (out * 1000003 + (uint64_t)l->apart) * 1000003 + (uint64_t)l->count;
+        out = (out * 1000003 + (uint64_t)l->apart) * 1000003 + (uint64_t)l->count + l->mode;
     }
     return out;
 }
@@ -340,6 +344,8 @@ static void multiply_one(const struct call *call, float alpha, float beta,
 
 static const void *of_batch(const void *base, const struct layout *layout, int32_t i)
 {
+    if (layout->mode == CUBLASLT_BATCH_MODE_POINTER_ARRAY)
+        return ((const void *const *)base)[i];
     return (const char *)base + i * layout->apart * (layout->type == CUDA_R_32F ? 4 : 2);
 }
 
@@ -361,12 +367,12 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
         (workspace_bytes && (uintptr_t)workspace % 256))
         return CUBLAS_STATUS_INVALID_VALUE;
     for (int i = 0; i < 4; i++)
-        if (!pointers[i] || (uintptr_t)pointers[i] % method.alignments[i])
-            return CUBLAS_STATUS_INVALID_VALUE;
-    for (int i = 0; i < 4; i++)
-        for (int32_t j = 1; j < call.layouts[i].count; j++)
-            if ((uintptr_t)of_batch(pointers[i], &call.layouts[i], j) % method.alignments[i])
+        for (int32_t j = 0; j < call.layouts[i].count; j++) {
+            const void *at = of_batch(pointers[i], &call.layouts[i], j);
+
+            if (!at || (uintptr_t)at % method.alignments[i])
                 return CUBLAS_STATUS_INVALID_VALUE;
+        }
     if (!fake_launch(stream, workspace, workspace_bytes))
         return CUBLAS_STATUS_INVALID_VALUE;
     fake_ms += method.number == 1 ? 0.1F : 0.2F;
