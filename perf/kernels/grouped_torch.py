@@ -3,11 +3,12 @@
 """grouped_torch.py LIBRARY [--json FILE] [--seconds N] [--samples N] [--shapes N,...]
 
 Groups of products of loongblocks.h (lk_gemm_groups_run()) beside torch, on a GPU, in bf16: tokens of experts times their
-matrices, of uneven and of even numbers of tokens. In every way that there is: in a row, on several streams (also with methods
-for a share of the multiprocessors), grouped by cuBLAS, batched (even only), and as the library chooses. Of torch: a loop, bmm
-(even only) and _grouped_mm where it is there. As graphs, replayed in turn; medians. `host` is what a call costs the thread that
-makes it. Under each shape: which way was chosen, and torch's best time over that of the choice (1 and more is the aim). No shape
-is begun after --seconds (25). Ends with 1 if a result is wrong, 77 without a GPU.
+matrices, of uneven and of even numbers of tokens. In every way that there is: in a row, on several streams (also with
+methods for a share of the multiprocessors), grouped by cuBLAS, batched (even only; also with weights anywhere), and as the
+library chooses. Of torch: a loop, bmm (even only) and _grouped_mm where it is there. As graphs, replayed in turn; medians.
+`host` is what a call costs the thread that makes it. Under each shape: which way was chosen, and torch's best time over
+that of the choice (1 and more is the aim). No shape is begun after --seconds (25). Ends with 1 if a result is wrong, 77
+without a GPU.
 """
 import argparse
 import ctypes
@@ -78,7 +79,7 @@ class Library:
             self.check(self.lib.lk_gemm_groups_run(self.blas, ctypes.byref(groups),
                                                    torch.cuda.current_stream().cuda_stream))
             return out
-        call.keep = array, groups
+        call.keep = array, groups, weights
         return call
 
     def counts(self):
@@ -114,7 +115,11 @@ def ours(library, x, weights, counts, out, even):
             "8 streams, 1/4": way(STREAMS, 8, sms // 4), "8 streams, 1/8": way(STREAMS, 8, sms // 8),
             "grouped": way(GROUPED)}
     if even:
+        apart = [None] * len(weights)
+        for i in torch.randperm(len(weights)).tolist():  # so that they do not lie evenly
+            apart[i] = weights[i].clone()
         ways["batched"] = way(BATCHED)
+        ways["batched, lists"] = library.way(x, apart, counts, out, BATCHED)
     ways[CHOSEN] = way(AUTO)
     return ways
 
