@@ -272,12 +272,13 @@ static bool is_wanted(const struct tuning *t, const struct lc_tune_step *step)
     return !only || strcmp(only, "rings") == 0;
 }
 
-static int count_open(const struct tuning *t)
+static int count_open(const struct tuning *t, bool turns)
 {
     int n = 0;
 
     for (int i = 0; i < lc_tune_n_steps; i++)
-        n += t->results.state[i] == LC_TUNE_OPEN && is_wanted(t, &lc_tune_steps[i]);
+        n += t->results.state[i] == LC_TUNE_OPEN && is_wanted(t, &lc_tune_steps[i]) &&
+             lc_tune_step_is_turn(&lc_tune_steps[i]) == turns;
     return n;
 }
 
@@ -511,7 +512,7 @@ static int measure_turns(struct tuning *t)
 
     if (!list_turns(t, wanted, &turns) || turns.budget_s <= 0)
         return 0;
-    show(t, 1, count_open(t), "NCCL's ways, in turns of one job");
+    show(t, 1, count_open(t, true), "NCCL's ways, in turns of one job");
     err = turn(t, &turns, &turned);
     if (err) {
         lc_cli_say("tune: NCCL's ways cannot be measured: %s", turned.why);
@@ -531,7 +532,7 @@ static int measure_turns(struct tuning *t)
 static int measure_all(struct tuning *t)
 {
     int err = measure_turns(t);
-    int of = count_open(t);
+    int of = count_open(t, false);
 
     if (err)
         return err;
@@ -543,11 +544,11 @@ static int measure_all(struct tuning *t)
         if (t->results.state[i] != LC_TUNE_OPEN || !is_wanted(t, &lc_tune_steps[i]) ||
             lc_tune_step_is_turn(&lc_tune_steps[i]))
             continue;
-        budget = plan(t, count_open(t), settle_s(t, lc_tune_steps[i].kind));
+        budget = plan(t, count_open(t, false), settle_s(t, lc_tune_steps[i].kind));
         if (budget < 0)
             break;
         lc_tune_step_name(&lc_tune_steps[i], name, sizeof(name));
-        show(t, of - count_open(t) + 1, of, name);
+        show(t, of - count_open(t, false) + 1, of, name);
         err = measure_step(t, i, budget);
         if (err)
             return err;
@@ -749,7 +750,8 @@ static int begin(struct tuning *t)
 
 static void finish(struct tuning *t, const struct lc_tune_rule *rules, int n)
 {
-    const struct lc_tune_summary summary = { t->options->out, rules, n, count_open(t) };
+    const struct lc_tune_summary summary = { t->options->out, rules, n,
+                                             count_open(t, false) + count_open(t, true) };
 
     if (t->options->question.json)
         lc_tune_print_json(&t->results, &summary);
