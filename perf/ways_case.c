@@ -19,6 +19,7 @@
 #define MIN_ROUNDS  4
 #define KEEP        8                  /* ways that get rounds, at most */
 #define WITHIN      1.4                /* of the fastest, by one look */
+#define LIKELY      4                  /* that get a look however late it is */
 #define FIRST_SHARE 0.4                /* of a case's time, for that */
 #define PRUNE_BYTES ((size_t)16 << 20) /* from here on a look is dear: */
 #define PRUNE       2.0                /* so far behind at the size before, it is not had */
@@ -173,7 +174,7 @@ static int look(struct context *c, const struct lc_ways_entrant *last, int n_las
     line_up(c, last, n_last);
     for (int i = 0; i < c->n; i++) {
         struct lc_ways_entrant *e = &c->field[i];
-        bool go = e->way->kind != LC_WAY_FORCED || c->kase->bytes < PRUNE_BYTES ||
+        bool go = i < LC_WAYS_FIXED + LIKELY || c->kase->bytes < PRUNE_BYTES ||
                   !lc_deadline_passed(end);
         int err = agree_bool(c, &go);
 
