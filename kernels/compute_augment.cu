@@ -12,6 +12,26 @@ namespace
 constexpr unsigned THREADS = 512;
 constexpr uint32_t PIXELS = 8 * THREADS; /* of a block that is not alone */
 
+/* Every so many pixels of an image, without a division for each. */
+struct pixel_walk {
+    uint32_t x, y, right, down;
+};
+
+__device__ __forceinline__ pixel_walk begin_walk(const lk_augment &a, uint32_t first, uint32_t step)
+{
+    return { first % a.out_width, first / a.out_width, step % a.out_width, step / a.out_width };
+}
+
+__device__ __forceinline__ void next(const lk_augment &a, pixel_walk &at)
+{
+    at.x += at.right;
+    at.y += at.down;
+    if (at.x >= a.out_width) {
+        at.x -= a.out_width;
+        at.y++;
+    }
+}
+
 __global__ void __launch_bounds__(THREADS, 2)
     augment_kernel(const __grid_constant__ lk_augment_launch launch)
 {
@@ -20,7 +40,6 @@ __global__ void __launch_bounds__(THREADS, 2)
     __shared__ float mean;
     const lk_augment &a = launch.augment;
     uint64_t image = blockIdx.x;
-    uint32_t pixels = a.out_height * a.out_width, step = gridDim.y * THREADS;
     uint64_t mine = 0;
 
     if (threadIdx.x == 0) {
@@ -31,19 +50,21 @@ __global__ void __launch_bounds__(THREADS, 2)
             a.choices[image] = choice;
     }
     __syncthreads();
-    if (gridDim.y == 1 && choice.contrast != 1) {
-        for (uint64_t at = threadIdx.x; at < pixels; at += THREADS)
-            mine += augment_gray_units(&a, &choice, image, static_cast<uint32_t>(at) / a.out_width,
-                                       static_cast<uint32_t>(at) % a.out_width);
+    lk_augment_choice own = choice;
+    augment_ratios ratios = augment_find_ratios(&a, &own);
+
+    if (gridDim.y == 1 && own.contrast != 1) {
+        for (pixel_walk at = begin_walk(a, threadIdx.x, THREADS); at.y < a.out_height; next(a, at))
+            mine += augment_gray_units(&a, &own, ratios, image, at.y, at.x);
         atomicAdd(&units, static_cast<unsigned long long>(mine));
         __syncthreads();
         if (threadIdx.x == 0)
             mean = augment_mean(&a, units);
         __syncthreads();
     }
-    for (uint64_t at = uint64_t{ blockIdx.y } * THREADS + threadIdx.x; at < pixels; at += step)
-        augment_pixel(&launch, &choice, image, static_cast<uint32_t>(at) / a.out_width,
-                      static_cast<uint32_t>(at) % a.out_width, mean);
+    for (pixel_walk at = begin_walk(a, blockIdx.y * THREADS + threadIdx.x, gridDim.y * THREADS);
+         at.y < a.out_height; next(a, at))
+        augment_pixel(&launch, &own, ratios, image, at.y, at.x, mean);
 }
 
 } // namespace

@@ -187,9 +187,23 @@ struct augment_place {
     float part;
 };
 
-LK_INLINE struct augment_place augment_at(uint32_t at, uint32_t out, uint32_t begin, uint32_t size)
+/* Lines of the crop for one of the output. */
+struct augment_ratios {
+    float rows, columns;
+};
+
+LK_INLINE struct augment_ratios augment_find_ratios(const struct lk_augment *a,
+                                                    const struct lk_augment_choice *c)
 {
-    float x = ((float)at + 0.5F) * ((float)size / (float)out) - 0.5F;
+    struct augment_ratios out = { (float)c->height / (float)a->out_height,
+                                  (float)c->width / (float)a->out_width };
+
+    return out;
+}
+
+LK_INLINE struct augment_place augment_at(uint32_t at, float ratio, uint32_t begin, uint32_t size)
+{
+    float x = ((float)at + 0.5F) * ratio - 0.5F;
     struct augment_place place;
 
     x = x < 0 ? 0 : x > (float)(size - 1) ? (float)(size - 1) : x;
@@ -201,14 +215,28 @@ LK_INLINE struct augment_place augment_at(uint32_t at, uint32_t out, uint32_t be
     return place;
 }
 
+/* x / 255 for x in [0, 256]. The device has three operations for it, which round as a division does: all x were tried. */
+LK_INLINE float augment_part(float x)
+{
+#ifdef __CUDA_ARCH__
+    const float inverse = 1.0F / 255;
+    float quotient = x * inverse;
+
+    return fmaf(fmaf(-quotient, 255, x), inverse, quotient);
+#else
+    return x / 255;
+#endif
+}
+
 LK_INLINE struct augment_pixel augment_sample(const struct lk_augment *a,
-                                              const struct lk_augment_choice *c, uint64_t image,
+                                              const struct lk_augment_choice *c,
+                                              struct augment_ratios ratios, uint64_t image,
                                               uint32_t y, uint32_t x)
 {
     const uint8_t *base = a->images + image * a->image_stride;
-    struct augment_place row = augment_at(y, a->out_height, c->top, c->height);
-    struct augment_place col = augment_at(c->flip ? a->out_width - 1 - x : x, a->out_width, c->left,
-                                          c->width);
+    struct augment_place row = augment_at(y, ratios.rows, c->top, c->height);
+    struct augment_place col = augment_at(c->flip ? a->out_width - 1 - x : x, ratios.columns,
+                                          c->left, c->width);
     const uint8_t *upper = base + row.first * a->row_stride;
     const uint8_t *lower = base + row.second * a->row_stride;
     uint32_t left = col.first * a->channels, right = col.second * a->channels;
@@ -220,7 +248,7 @@ LK_INLINE struct augment_pixel augment_sample(const struct lk_augment *a,
 
         high += ((float)upper[right + channel] - high) * col.part;
         low += ((float)lower[right + channel] - low) * col.part;
-        out.v[i] = (high + (low - high) * row.part) / 255;
+        out.v[i] = augment_part(high + (low - high) * row.part);
     }
     return out;
 }
@@ -244,10 +272,10 @@ LK_INLINE void augment_blend(struct augment_pixel *p, float factor, float other)
 
 LK_INLINE float augment_third(float h, float v, float s, float third)
 {
-    float k = h + third;
-    float away; /* from the channel's own colour, in sixths of a turn */
+    float k = h + third; /* in [0, 24) */
+    float away;          /* from the channel's own colour, in sixths of a turn */
 
-    k = k - 6 * floorf(k / 6);
+    k -= k < 12 ? (k < 6 ? 0.0F : 6.0F) : (k < 18 ? 12.0F : 18.0F);
     away = k < 4 - k ? k : 4 - k;
     return v - v * s * augment_clamp(away);
 }
@@ -257,21 +285,20 @@ LK_INLINE float augment_third(float h, float v, float s, float third)
 LK_INLINE void augment_turn(struct augment_pixel *p, float hue)
 {
     float r = p->v[0], g = p->v[1], b = p->v[2];
-    float most = r > g ? r : g, least = r < g ? r : g, range, h;
+    float most = r > g ? r : g, least = r < g ? r : g, range, s, h;
 
     most = most > b ? most : b;
     least = least < b ? least : b;
     range = most - least;
     if (!(range > 0))
         return;
-    if (most == r)
-        h = (g - b) / range;
-    else
-        h = most == g ? 2 + (b - r) / range : 4 + (r - g) / range;
+    h = (most == r ? g - b : most == g ? b - r : r - g) / range;
+    h += most == r ? 0 : most == g ? 2 : 4;
     h += 6 * hue + 6; /* positive */
-    p->v[0] = augment_third(h, most, range / most, 5);
-    p->v[1] = augment_third(h, most, range / most, 3);
-    p->v[2] = augment_third(h, most, range / most, 1);
+    s = range / most;
+    p->v[0] = augment_third(h, most, s, 5);
+    p->v[1] = augment_third(h, most, s, 3);
+    p->v[2] = augment_third(h, most, s, 1);
 }
 
 enum augment_step {
@@ -301,9 +328,10 @@ LK_INLINE void augment_step(const struct lk_augment *a, const struct lk_augment_
 
 /* A pixel's part of the mean of gray at the step of contrast, in units of 2^-20: whole numbers have one sum in any order. */
 LK_INLINE uint32_t augment_gray_units(const struct lk_augment *a, const struct lk_augment_choice *c,
-                                      uint64_t image, uint32_t y, uint32_t x)
+                                      struct augment_ratios ratios, uint64_t image, uint32_t y,
+                                      uint32_t x)
 {
-    struct augment_pixel p = augment_sample(a, c, image, y, x);
+    struct augment_pixel p = augment_sample(a, c, ratios, image, y, x);
 
     for (uint32_t i = 0; (c->order >> 2 * i & 3U) != AUGMENT_CONTRAST; i++)
         augment_step(a, c, i, 0, &p);
@@ -326,13 +354,13 @@ LK_INLINE void augment_store(const struct lk_augment *a, uint64_t at, float valu
 
 /* One pixel of the output, all channels. mean: of gray at the step of contrast. */
 LK_INLINE void augment_pixel(const struct lk_augment_launch *launch,
-                             const struct lk_augment_choice *c, uint64_t image, uint32_t y,
-                             uint32_t x, float mean)
+                             const struct lk_augment_choice *c, struct augment_ratios ratios,
+                             uint64_t image, uint32_t y, uint32_t x, float mean)
 {
     const struct lk_augment *a = &launch->augment;
     uint64_t plane = (uint64_t)a->out_height * a->out_width;
     uint64_t at = image * a->channels * plane + (uint64_t)y * a->out_width + x;
-    struct augment_pixel p = augment_sample(a, c, image, y, x);
+    struct augment_pixel p = augment_sample(a, c, ratios, image, y, x);
     int erased = y - c->erase_top < c->erase_height && x - c->erase_left < c->erase_width;
 
     for (uint32_t i = 0; i < 4; i++)
