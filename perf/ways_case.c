@@ -15,7 +15,8 @@
 #define TURN_US     3000.0 /* what a turn of short calls lasts */
 #define MAX_ITERS   20
 #define SHORT_US    2000.0  /* calls that long get two to warm up, */
-#define LONG_US     20000.0 /* longer ones than that none, and no second first look */
+#define LONG_US     20000.0 /* longer ones than that none */
+#define LOOK_US     5000.0  /* shorter ones get a second first look */
 #define MIN_ROUNDS  4
 #define KEEP        8                  /* ways that get rounds, at most */
 #define WITHIN      1.4                /* of the fastest, by one look */
@@ -105,7 +106,7 @@ static int take_first_look(struct context *c, struct lc_ways_entrant *e)
         e->state = LC_WAY_RULED_OUT;
         return 0;
     }
-    if (us < LONG_US)
+    if (us < LOOK_US)
         err = turn(c, e, 1, 3, false, &us);
     e->state = LC_WAY_TRIED;
     e->first_us = us > 0 ? us : 0.01;

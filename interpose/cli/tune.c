@@ -416,8 +416,8 @@ static double plan(const struct tuning *t, int open, double settle)
 
 /* --- NCCL's ways: turns of one job --- */
 
-#define TURNS_SHARE  0.62 /* of the time, the rest is for another look at what was chosen, */
-#define AGAIN_SHARE  0.25 /* and at least so much, even if that is too much */
+#define TURNS_SHARE  0.55 /* of the time, the rest is for another look at what was chosen, */
+#define AGAIN_SHARE  0.35 /* and at least so much, even if that is too much */
 #define OTHERS_SHARE 0.3  /* for them, where there are rings to be tried as well */
 
 static double turns_budget(const struct tuning *t)

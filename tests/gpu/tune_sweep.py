@@ -26,7 +26,7 @@ CTAS = 8  # of the wide communicator
 MOST = .03  # that the profile may be behind the best of the sweep, or what equal sides differ by
 SHARES = {2: .65, 4: 1, 8: 1.55}  # of the time, by ranks: a call of eight takes three times as long
 JOB_S = 7  # what starting and ending a job cost; three jobs a pair
-TUNE = .5  # of a pair's measuring is the profile's
+TUNE = .55  # of a pair's measuring is the profile's
 
 
 def ways(op):
@@ -121,7 +121,7 @@ class Pair:
     def run(self, seconds):
         """`seconds`: for all three jobs."""
         begun = time.monotonic()
-        if self.tune(max(TUNE * (seconds - 3 * JOB_S) + 2.5, 1) / .87):  # which takes .87 of it and two jobs' starting
+        if self.tune(max(TUNE * (seconds - 3 * JOB_S) + 1.5, 1) / .9):  # which takes .9 of it and two jobs' starting
             self.measure(max(seconds - (time.monotonic() - begun) - JOB_S, 1))
 
     def fields(self):
