@@ -5,6 +5,7 @@
  * the way, in registers, or in shared memory if it fits, else in the workspace; a second launch adds up the blocks'.
  */
 #include "kernels/compute_norm_forms.cuh"
+#include "kernels/compute_norm_shifted.cuh"
 
 #include <utility>
 
@@ -230,6 +231,28 @@ int run(norm_function function, const lk_norm_launch *launch, dim3 grid, unsigne
                             shared, static_cast<cudaStream_t>(stream));
 }
 
+/* Rows that are not aligned, but lie alike in x and y. */
+const norm_kernel shifted_kernels[2][2] = {
+    {{ SHIFTED_COLUMNS<128, 3>, norm_forward_shifted<128, 3, false>, 128, 1, 132 * 8, false, 0 },
+     { SHIFTED_COLUMNS<256, 4>, norm_forward_shifted<256, 4, false>, 256, 1, 132 * 3, false, 0 }},
+    { { SHIFTED_COLUMNS<128, 3>, norm_forward_shifted<128, 3, true>, 128, 1, 132 * 8, false, 0 },
+     { SHIFTED_COLUMNS<256, 4>, norm_forward_shifted<256, 4, true>, 256, 1, 132 * 3, false, 0 } }
+};
+
+const norm_kernel *find_shifted_kernel(const lk_norm_launch *launch)
+{
+    const struct lk_norm_forward *f = &launch->forward;
+    bool alike = !f->y ||
+                 ((reinterpret_cast<uintptr_t>(f->x) ^ reinterpret_cast<uintptr_t>(f->y)) % 16 ==
+                      0 &&
+                  (f->x_stride ^ f->y_stride) % 8 == 0);
+
+    for (const norm_kernel &each : shifted_kernels[launch->norm.kind == LK_LAYER_NORM])
+        if (alike && !f->residual && !f->sum && launch->norm.columns <= each.columns)
+            return device_has(shifted_bytes(launch->norm.columns)) ? &each : nullptr;
+    return nullptr;
+}
+
 unsigned count_blocks(const norm_kernel &kernel, uint64_t rows)
 {
     uint64_t blocks = (rows + kernel.rows - 1) / kernel.rows;
@@ -289,7 +312,13 @@ int run_general_backward(const lk_norm_launch *launch, void *stream)
 extern "C" int lk_run_norm_forward(const lk_norm_launch *launch, void *stream)
 {
     const norm_kernel *kernel = find_forward(launch);
+    norm_kernel shifted;
 
+    if (!kernel && find_shifted_kernel(launch)) {
+        shifted = *find_shifted_kernel(launch);
+        shifted.shared = shifted_bytes(launch->norm.columns);
+        kernel = &shifted;
+    }
     if (kernel)
         return run_kernel(*kernel, launch, count_blocks(*kernel, launch->norm.rows), stream);
     return run(general_forward[launch->wide], launch,
@@ -341,6 +370,12 @@ extern "C" int lk_load_norm(void)
                               reinterpret_cast<const void *>(norm_columns_kernel) };
     int err = load_kernels(general, sizeof(general) / sizeof(*general));
 
+    for (unsigned i = 0; i < 4; i++) {
+        const void *shifted[] = { reinterpret_cast<const void *>(
+            shifted_kernels[i / 2][i % 2].function) };
+
+        err = err ? err : load_kernels(shifted, 1);
+    }
     for (unsigned i = 0; i < 4 * NORM_CLASS_COUNT; i++) {
         unsigned c = i / 4, one = i / 2 % 2, two = i % 2;
         const void *ours[] = {
