@@ -36,7 +36,7 @@ def say(**record):
 def load_forms(lib, family):
     """Names of a family's forms, and the function that sets one (-1: the product's)."""
     import ctypes
-    choose = getattr(lib, "lk_variants_" + family, None)
+    choose = getattr(lib, "lk_variants_%s" % family, None)
     if choose is None:
         return [], lambda form: None
     choose.restype = ctypes.c_char_p
@@ -51,7 +51,8 @@ def load_forms(lib, family):
 
 
 def list_cases(c, b):
-    """Family and case, what is worth most first; outputs are to be written by every form."""
+    """Family (None: the product's kernel alone) and case, what is worth most first; outputs are to be written by every
+    form."""
     forward, backward = ("y", "sum", "rstd"), ("dx", "dgamma", "dbeta")
     rms, layer = c.lk.RMS, c.lk.LAYER
     yield "adamw", (), lambda: c.Adamw(b, c.torch.float32)
@@ -68,6 +69,9 @@ def list_cases(c, b):
     for kind in (rms, layer):
         yield "norm_forward", forward, lambda: c.NormForward(b, kind, 2048, 1024)
     yield "norm_forward", forward, lambda: c.NormForward(b, rms, 4096, 5120)
+    for jitter in (True, False):
+        yield None, ("out",), lambda: c.Augment(b, 1024, jitter=jitter)
+    yield None, forward, lambda: c.NormForward(b, layer, 4096, 2050)
     yield "norm_backward", backward, lambda: c.NormBackward(b, rms, 16384, 4096, residual=True)
     yield "combine", ("out",), lambda: c.Moe(b, "moe combine", 16384, 4096, 2, 8)
     yield "norm_forward", forward, lambda: c.NormForward(b, layer, 16384, 4096, statistics_only=True)
@@ -141,7 +145,7 @@ class Forms:
             return {"first kernel alone": (alone("lk_adamw_norm"), 4 * each),
                     "second kernel alone": (alone("lk_adamw_update"), 28 * each)}
         for name, function in self.case.rivals(self.bench).items():
-            if name not in ("scatter", "gather"):
+            if name not in ("scatter", "gather") and not self.case.op.startswith("augment"):
                 out["torch, " + name] = ([lambda t=t, function=function: function(t) for t in self.sets], self.case.bytes)
         if self.case.op == "moe permute":
             size = s.permuted.numel() * s.permuted.element_size()
