@@ -91,7 +91,9 @@ template <unsigned Columns, bool Layer, bool Early> constexpr norm_kernel choose
 template <int Form, unsigned Columns, bool Layer, bool Residual>
 constexpr norm_kernel choose_forward()
 {
-    if constexpr (Form == 2 && Columns == 1024)
+    if constexpr (Form == 2 && Columns == 2048)
+        return forward_ring<norm_ring<128, 4, 2, 1, 6>, 1, Layer, Residual>();
+    else if constexpr (Form == 2 && Columns == 1024)
         return forward_ring<norm_ring<32, 16, 4, 1, Residual ? 3 : 5>, 1, Layer, Residual>();
     else if constexpr (Form == 2 && Columns == 4096)
         return forward_ring<norm_ring<256, 2, 2, 1, 6>, 1, Layer, Residual>();
@@ -175,7 +177,15 @@ constexpr norm_kernel choose_backward()
 {
     constexpr bool early = Form == 4;
 
-    if constexpr ((Form == 1 || early) && Columns == 1024)
+    if constexpr ((Form == 1 || early) && Columns == 256)
+        return backward_ring<norm_ring<32, 16, 1, 2, Residual ? 4 : 6>, Full, Residual, early>();
+    else if constexpr ((Form == 1 || early) && Columns == 512)
+        return backward_ring<norm_ring<32, 16, 2, 1, Residual ? 4 : 6>, Full, Residual, early>();
+    else if constexpr ((Form == 1 || early) && Columns == 2048)
+        return backward_ring<norm_ring<128, 4, 2, 1, Residual ? 4 : 6>, Full, Residual, early>();
+    else if constexpr ((Form == 1 || early) && Columns == 6144)
+        return backward_ring<norm_ring<256, 2, 3, 1, Residual ? 2 : 4>, Full, Residual, early>();
+    else if constexpr ((Form == 1 || early) && Columns == 1024)
         return backward_ring<norm_ring<32, 16, 4, 1, Residual ? 2 : 3>, Full, Residual, early>();
     else if constexpr ((Form == 1 || early) && Columns == 4096)
         return backward_ring<norm_ring<256, 2, 2, 1, Residual ? 4 : 6>, Full, Residual, early>();
