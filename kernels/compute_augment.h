@@ -293,7 +293,7 @@ LK_INLINE void augment_turn(struct augment_pixel *p, float hue)
     if (!(range > 0))
         return;
     h = (most == r ? g - b : most == g ? b - r : r - g) / range;
-    h += most == r ? 0 : most == g ? 2 : 4;
+    h += most == r ? 0.0F : most == g ? 2.0F : 4.0F;
     h += 6 * hue + 6; /* positive */
     s = range / most;
     p->v[0] = augment_third(h, most, s, 5);
