@@ -275,6 +275,52 @@ static void a_long_message_behind_early_ones_gets_its_room(void)
     pair_close(&pair);
 }
 
+static void wait_until_asked(struct conn *conn, struct lc_net_request *send)
+{
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+    uint64_t wanted = 0;
+
+    while (wanted <= conn->posted) {
+        bool done;
+
+        CHECK(lc_net_tcp.test(send, &done, NULL) == 0 && !done);
+        lane_kick(&conn->lanes[0], 1);
+        conn_lock(conn);
+        wanted = conn->wanted;
+        conn_unlock(conn);
+        CHECK(!lc_deadline_passed(end));
+        sched_yield();
+    }
+}
+
+/* Over another lane; and one that no sender of ours would ask. */
+static void an_older_question_comes_too_late_to_matter(void)
+{
+    struct pair pair = pair_open(ctx, 0);
+    struct conn *conn = (struct conn *)pair.recv;
+    static unsigned char from[3 * LC_TCP_EARLY_MAX];
+    static unsigned char to[sizeof(from)];
+    struct lc_net_request *recv;
+    struct lc_net_request *send;
+    void *at = to;
+    size_t room = sizeof(to);
+    int tag = 0;
+
+    memset(from, 7, sizeof(from));
+    for (int i = 0; i < SHORT; i++)
+        send_short(&pair, i, 55);
+    for (int i = 0; i < SHORT; i++)
+        expect_short(&pair, i, 55);
+    CHECK(lc_net_tcp.isend(pair.send, from, sizeof(from), 0, NULL, &send) == 0 && send);
+    wait_until_asked(conn, send);
+    CHECK(conn_take_ask(conn, &(struct lc_tcp_frame){ .seq = 3 }) == 0);
+    CHECK(conn_take_ask(conn, &(struct lc_tcp_frame){ .seq = UINT64_MAX }) == -EPROTO);
+    CHECK(lc_net_tcp.irecv(pair.recv, 1, &at, &room, &tag, NULL, &recv) == 0 && recv);
+    pair_wait(send, recv, NULL, NULL);
+    CHECK(memcmp(to, from, sizeof(to)) == 0);
+    pair_close(&pair);
+}
+
 /* Lanes of the pool bring it ahead of what lane 0 has, which nobody reads yet. */
 static void wait_for_goodbye(const struct pair *pair)
 {
@@ -526,6 +572,7 @@ int main(int argc, char **argv)
     short_messages_do_not_wait_for_their_receives();
     long_messages_behind_short_ones_get_their_room();
     a_long_message_behind_early_ones_gets_its_room();
+    an_older_question_comes_too_late_to_matter();
     what_was_sent_arrives_after_the_sender_was_closed(false);
     what_was_sent_arrives_after_the_sender_was_closed(true);
     maps_say_what_comes();

@@ -539,13 +539,20 @@ void conn_want_credit(struct conn *conn)
     conn->dirty |= conn->short_run < LC_TCP_SHORT_RUN || conn->told_posted < conn->wanted;
 }
 
-/* The receives of short messages that came early may be posted before its own, and count as ever. */
-void conn_take_ask(struct conn *conn, const struct lc_tcp_frame *f)
+/* The receives of short messages that came early may be posted before its own, and count as ever. An older question may
+ * come behind a newer one, over another lane. */
+int conn_take_ask(struct conn *conn, const struct lc_tcp_frame *f)
 {
+    int err = 0;
+
     conn_lock(conn);
-    conn->wanted = f->seq + 1;
+    if (f->seq >= conn->acked + LC_TCP_WINDOW)
+        err = -EPROTO;
+    else if (f->seq >= conn->wanted)
+        conn->wanted = f->seq + 1;
     conn->dirty |= conn->told_posted < conn->posted;
     conn_unlock(conn);
+    return err;
 }
 
 /* All that are complete in a row. For short messages nobody waits, until there are many, or the sender knows of no further

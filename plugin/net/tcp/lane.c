@@ -219,7 +219,7 @@ static int take_frame(struct lane *lane, const struct lc_tcp_frame *f, const uns
     switch (f->type) {
     case LC_TCP_PIECE: return begin_piece(lane, f, body);
     case LC_TCP_DOWN: return conn_down(lane, f);
-    case LC_TCP_ASK: conn_take_ask(lane->conn, f); return 0;
+    case LC_TCP_ASK: return conn_take_ask(lane->conn, f);
     case LC_TCP_CONTROL: return conn_take_control(lane, f, body);
     case LC_TCP_ERROR: return take_error(lane, f, body);
     default: return conn_bye(lane, f);

@@ -9,7 +9,7 @@
  * Locks, in the order in which they may be taken:
  *     engine.life    starts and stops the threads
  *     lane->io       the socket of a lane and what is half read or half written on it; movers only try it
- *     engine.lock    the lists of connections, listens and slots
+ *     engine.lock    the lists of connections and listens
  *     conn->lock     everything else of a connection
  *     mover->lock    which sockets a thread of the pool has
  * engine.lock and conn->lock are held for a few instructions, never over a system call that moves data, but for that of
@@ -368,7 +368,7 @@ void conn_take_early(struct conn *conn,
 void conn_sent(struct lane *lane);              /* with io held: the batch has gone */
 /* With conn->lock held: there are receives of which the sender is to know. */
 void conn_want_credit(struct conn *conn);
-void conn_take_ask(struct conn *conn, const struct lc_tcp_frame *f);
+int conn_take_ask(struct conn *conn, const struct lc_tcp_frame *f);
 /* The message cannot come any more. With conn->lock held. */
 bool conn_is_hopeless(const struct conn *conn, uint64_t seq);
 int conn_bye(struct lane *lane, const struct lc_tcp_frame *f);

@@ -26,8 +26,8 @@
 #define LC_TCP_WINDOW  64 /* most receives that are posted and not complete */
 #define LC_TCP_EARLY \
     32 /* so many messages beyond the last confirmed one may come before their receives */
-#define LC_TCP_SHORT_RUN 4
 #define LC_TCP_EARLY_MAX 8192 /* if they are no longer than this, and in one piece */
+#define LC_TCP_SHORT_RUN 4    /* such messages in a row, before a receiver waits to be asked */
 #define LC_TCP_MAX_BYTES ((uint64_t)1 << 40)
 #define LC_TCP_PIECE_MIN ((uint32_t)4096)
 #define LC_TCP_PIECE_MAX ((uint32_t)16 << 20)
