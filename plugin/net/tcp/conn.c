@@ -154,15 +154,53 @@ static bool is_long(uint64_t size)
     return size > LONG;
 }
 
+/* Of lane 0. */
+static bool is_sibling(const struct lane *lane)
+{
+    return lane->index > 0 && lane->up && lane->rail == lane->conn->lanes[0].rail;
+}
+
 /* Lane 0 has the pool's lanes beside it that take long messages for it, on the same rail: what a rail carries is not for it
  * to say. With conn->lock held. */
 static bool is_relieved(const struct conn *conn)
 {
     for (int i = 1; i < conn->n_lanes && engine.relieves; i++) {
-        if (conn->lanes[i].up && conn->lanes[i].rail == conn->lanes[0].rail)
+        if (is_sibling(&conn->lanes[i]))
             return true;
     }
     return false;
+}
+
+bool conn_is_for_pool(const struct conn *conn)
+{
+    return !conn->n_redo && conn->cut < conn->posted &&
+           is_long(conn->ring[conn->cut % LC_TCP_WINDOW].size) && is_relieved(conn);
+}
+
+/* Without it a lane takes nothing until it is confirmed more. */
+static bool has_room(const struct lane *lane)
+{
+    return lane->count - lane->told < RING;
+}
+
+/* With several rails a lane that was woken may have left the message before this one to lane 0, and sleep again. With one,
+ * and its siblings asleep, there is nothing to take. */
+static void leave_to_siblings(struct conn *conn)
+{
+    struct lane *next = NULL;
+
+    for (int i = 1; i < conn->n_lanes && conn->n_rails > 1; i++) {
+        struct lane *lane = &conn->lanes[i];
+
+        if (!is_sibling(lane))
+            continue;
+        if (!lane->idle)
+            return;
+        if (!next && has_room(lane))
+            next = lane;
+    }
+    if (next && rail_may_take(next))
+        (void)conn_wake_lane(next);
 }
 
 /* What could be sent now and lane 0 will not take at once, as far as it matters for waking lanes. With conn->lock held. */
@@ -185,7 +223,7 @@ static uint64_t bytes_for_pool(const struct conn *conn)
     return left + (shared > conn->piece ? shared - conn->piece : 0);
 }
 
-/* Wakes idle lanes of the pool, one for each piece. */
+/* Wakes idle lanes of the pool, one for each piece. What gives a full one room brings this about again. */
 static void spread(struct conn *conn)
 {
     uint64_t bytes;
@@ -193,7 +231,7 @@ static void spread(struct conn *conn)
     conn_lock(conn);
     bytes = bytes_for_pool(conn);
     for (int i = 1; i < conn->n_lanes && bytes; i++) {
-        if (conn_wake_lane(&conn->lanes[i]))
+        if (has_room(&conn->lanes[i]) && conn_wake_lane(&conn->lanes[i]))
             bytes -= bytes < conn->piece ? bytes : conn->piece;
     }
     conn_unlock_unchanged(conn);
@@ -331,6 +369,13 @@ int conn_take_control(struct lane *lane, const struct lc_tcp_frame *f, const uns
     return err;
 }
 
+/* What was to be sent again and has come meanwhile. */
+static void drop_confirmed(struct conn *conn)
+{
+    while (conn->n_redo && conn->redo[conn->n_redo - 1].seq < conn->acked)
+        conn->n_redo--;
+}
+
 /* The next piece that this lane may send; false: none. With conn->lock held. */
 static bool next_piece(struct lane *lane, struct piece *out)
 {
@@ -338,22 +383,20 @@ static bool next_piece(struct lane *lane, struct piece *out)
     struct lc_net_request *r;
     uint64_t left;
 
-    if (lane->count - lane->told >= RING)
+    drop_confirmed(conn);
+    if (!has_room(lane) || (!conn->n_redo && !may_cut(conn)))
         return false;
-    if (!conn->n_redo && !may_cut(conn))
+    if (lane->index == 0 && conn_is_for_pool(conn)) {
+        leave_to_siblings(conn);
         return false;
+    }
     if (!rail_may_take(lane))
         return false;
-    while (conn->n_redo) {
+    if (conn->n_redo) {
         *out = conn->redo[--conn->n_redo];
-        if (out->seq >= conn->acked)
-            return true;
+        return true;
     }
-    if (!may_cut(conn))
-        return false;
     r = &conn->ring[conn->cut % LC_TCP_WINDOW];
-    if (lane->index == 0 && is_long(r->size) && is_relieved(conn))
-        return false;
     left = r->size - r->moved;
     *out = (struct piece){ r->seq, r->moved, left < conn->piece ? left : conn->piece };
     /* Too long: the receiver shall see its length, and not a byte of it. */

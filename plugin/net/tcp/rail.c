@@ -208,18 +208,19 @@ static int64_t arrival(struct lane *lane, int64_t now)
     return (int64_t)((double)(left + lane->conn->piece) * 1e9 / (double)lane->rate);
 }
 
-/* The lane of another rail that would bring a piece first. NULL: none that is much better. */
+/* The lane of another rail that would bring the next piece first, and takes such. NULL: none that is much better. */
 static struct lane *find_better(struct lane *lane, int64_t now)
 {
     struct conn *conn = lane->conn;
     struct lane *best = NULL;
     int64_t best_ns = INT64_MAX;
     int64_t mine = arrival(lane, now);
+    int last = conn_is_for_pool(conn) ? 1 : 0;
 
     if (now - lane->took_at >= RETRY_NS)
         return NULL;
     /* The last one is NCCL's: of its equals those of the pool come first. */
-    for (int i = conn->n_lanes - 1; i >= 0; i--) {
+    for (int i = conn->n_lanes - 1; i >= last; i--) {
         struct lane *other = &conn->lanes[i];
         int64_t ns;
 

@@ -369,6 +369,8 @@ void conn_sent(struct lane *lane);              /* with io held: the batch has g
 /* With conn->lock held: there are receives of which the sender is to know. */
 void conn_want_credit(struct conn *conn);
 int conn_take_ask(struct conn *conn, const struct lc_tcp_frame *f);
+/* The next piece is of a message that lane 0 leaves to its siblings. With conn->lock held. */
+bool conn_is_for_pool(const struct conn *conn);
 /* The message cannot come any more. With conn->lock held. */
 bool conn_is_hopeless(const struct conn *conn, uint64_t seq);
 int conn_bye(struct lane *lane, const struct lc_tcp_frame *f);
