@@ -187,12 +187,14 @@ static int open_mover(struct mover *mover)
     struct epoll_event stop = { .events = EPOLLIN, .data.u64 = UINT32_MAX };
     int err;
 
+    lock_init(&mover->lock);
     mover->poll = epoll_create1(EPOLL_CLOEXEC);
     if (mover->poll >= 0 && epoll_ctl(mover->poll, EPOLL_CTL_ADD, engine.stop_fd, &stop) == 0)
         return 0;
     err = -errno;
     if (mover->poll >= 0)
         close(mover->poll);
+    pthread_mutex_destroy(&mover->lock);
     return err;
 }
 
