@@ -140,8 +140,10 @@ static void compare(const struct gemm_case *c, const struct dense *before, struc
                 expected.value += (double)g->beta * *dense_at(before, r, j);
             expected.bound = (double)(g->depth + 4) * 0x1p-21 *
                              (terms + fabs(expected.value - first + added));
+            if (g->bias && vendor && g->out_type != LK_FP32)
+                expected.again[0] = fabs(first - added);
             if (adds && vendor && g->out_type != LK_FP32)
-                expected.again = fabs(first);
+                expected.again[1] = fabs(first);
             tally_value(tally, &c->d, r, j, &expected);
         }
     }

@@ -155,7 +155,7 @@ static void compare(struct grouped *g, int expert, uint64_t first, const struct 
             expected.bound = (double)(depth + 4) * 0x1p-21 * (4 * (double)depth + 8);
             if (g->product == WGRAD) {
                 if (vendor && to->type != LK_FP32)
-                    expected.again = fabs(expected.value);
+                    expected.again[1] = fabs(expected.value);
                 expected.value += *dense_at(weight, r, c);
             }
             tally_value(&g->tally, to, begin + r, c, &expected);

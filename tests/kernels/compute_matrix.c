@@ -90,13 +90,14 @@ void tally_value(struct tally *tally, const struct typed *got, uint64_t row, uin
     allowed = typed_bound(got->type, expected->value, bound);
     if (near_float(value, expected->value, allowed))
         return;
-    if (expected->again > 0) {
-        bound = typed_bound(got->type, expected->again, bound);
-        allowed = typed_bound(got->type, expected->value, bound);
-        if (near_float(value, expected->value, allowed)) {
-            tally->twice++;
-            return;
-        }
+    for (int i = 0; i < 2; i++) {
+        if (expected->again[i] > 0)
+            bound = typed_bound(got->type, expected->again[i], bound);
+    }
+    allowed = typed_bound(got->type, expected->value, bound);
+    if (near_float(value, expected->value, allowed)) {
+        tally->twice++;
+        return;
     }
     if (tally->wrong++ < SHOWN)
         printf(
@@ -104,13 +105,13 @@ void tally_value(struct tally *tally, const struct typed *got, uint64_t row, uin
             tally->name, (unsigned long long)got->rows, (unsigned long long)got->columns,
             type_name(got->type), (unsigned long long)row, (unsigned long long)column, value,
             expected->value, fabs(value - expected->value), allowed,
-            expected->again > 0 ? " if rounded twice" : "");
+            bound > expected->bound ? " if rounded more than once" : "");
 }
 
 int tally_end(const struct tally *tally, bool always)
 {
     if (always || tally->twice || tally->wrong)
-        printf("%s: %s: %llu values, %llu rounded twice, %llu wrong\n",
+        printf("%s: %s: %llu values, %llu rounded more than once, %llu wrong\n",
                tally->wrong ? "FAILED" : "passed", tally->name, (unsigned long long)tally->values,
                (unsigned long long)tally->twice, (unsigned long long)tally->wrong);
     return tally->wrong != 0;

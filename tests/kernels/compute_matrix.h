@@ -26,24 +26,24 @@ bool typed_near(const struct typed *typed, uint64_t row, uint64_t column, double
 /* How far a value may be from what is wanted: rounded to its type, and `bound` besides. */
 double typed_bound(enum lk_type type, double want, double bound);
 
-/* What a value should be. again: the magnitude of what may be rounded to the type of the result before something is added to
- * it, as loongblocks.h says of sums with c; 0 where nothing may. */
+/* What a value should be. again: the magnitudes of what may be rounded to the type of the result before something is added to
+ * it, as loongblocks.h says of sums with bias and with c; 0 where nothing may. */
 struct expected {
-    double value, bound, again;
+    double value, bound, again[2];
 };
 
 /* Values compared under one name. The first wrong ones are printed, each with what it is and what is allowed. */
 struct tally {
     char name[120];
     uint64_t values;
-    uint64_t twice; /* of them only right if they were rounded twice */
+    uint64_t twice; /* of them only right if they were rounded more than once */
     uint64_t wrong;
 };
 
 void tally_value(struct tally *tally, const struct typed *got, uint64_t row, uint64_t column,
                  const struct expected *expected);
 
-/* Prints one line if something is wrong, was rounded twice or `always`. 1 if something is wrong. */
+/* Prints one line if something is wrong, was rounded more than once or `always`. 1 if something is wrong. */
 int tally_end(const struct tally *tally, bool always);
 
 const char *type_name(enum lk_type type);
