@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <sched.h>
 #include <string.h>
+#include <sys/epoll.h>
 
 static struct lc_net_context *ctx;
 static size_t piece = 131072;
@@ -321,6 +322,49 @@ static void an_older_question_comes_too_late_to_matter(void)
     pair_close(&pair);
 }
 
+/* In the place of the system's: the kernel lets a user poll so many sockets and no more. */
+static atomic_uint refuse; /* of the pool's polls one in so many; 0: none */
+static atomic_uint asked;
+static atomic_int refused;
+
+int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
+{
+    int (*real)(int, int, int, struct epoll_event *);
+    unsigned one_in = atomic_load(&refuse);
+    bool pooled = false;
+
+    for (int i = 0; one_in && i < engine.n_movers; i++)
+        pooled |= engine.movers[i].poll == epfd;
+    if (pooled && op == EPOLL_CTL_ADD && atomic_fetch_add(&asked, 1) % one_in == 0) {
+        atomic_fetch_add(&refused, 1);
+        errno = ENOSPC;
+        return -1;
+    }
+    *(void **)&real = dlsym(RTLD_NEXT, "epoll_ctl");
+    return real(epfd, op, fd, event);
+}
+
+/* Lane 0 goes without, the others are not used. */
+static void sockets_that_cannot_be_polled_carry_nothing(unsigned one_in)
+{
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+    struct pair pair;
+    int n;
+
+    atomic_store(&refused, 0);
+    atomic_store(&asked, 0);
+    atomic_store(&refuse, one_in);
+    pair = pair_open(ctx, 0);
+    n = ((struct conn *)pair.send)->n_lanes;
+    while (atomic_load(&refused) < (one_in == 1 ? n + 1 : 1)) {
+        CHECK(!lc_deadline_passed(end));
+        sched_yield();
+    }
+    pair_stream(&pair, 40, 2000000, 8, 3);
+    atomic_store(&refuse, 0);
+    pair_close(&pair);
+}
+
 /* Lanes of the pool bring it ahead of what lane 0 has, which nobody reads yet. */
 static void wait_for_goodbye(const struct pair *pair)
 {
@@ -573,6 +617,8 @@ int main(int argc, char **argv)
     long_messages_behind_short_ones_get_their_room();
     a_long_message_behind_early_ones_gets_its_room();
     an_older_question_comes_too_late_to_matter();
+    for (unsigned one_in = 1; one_in <= 3; one_in++)
+        sockets_that_cannot_be_polled_carry_nothing(one_in);
     what_was_sent_arrives_after_the_sender_was_closed(false);
     what_was_sent_arrives_after_the_sender_was_closed(true);
     maps_say_what_comes();

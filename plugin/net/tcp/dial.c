@@ -69,7 +69,7 @@ void dial_again(struct talk *talk, const char *cause, bool refused)
     service_end(talk, false);
 }
 
-/* There are too few descriptors for this one: the connection goes on without it. */
+/* There are too few descriptors for this one, or it cannot be polled: the connection goes on without it. */
 static void postpone(struct talk *talk)
 {
     struct lane *lane = talk->lane;
@@ -220,7 +220,8 @@ static void attach_dialled(struct talk *talk)
 {
     struct lane *lane = talk->lane;
     struct conn *conn = lane->conn;
-    bool ok = false;
+    bool taken = false;
+    bool ok;
     int err;
 
     pthread_mutex_lock(&lane->io);
@@ -230,18 +231,23 @@ static void attach_dialled(struct talk *talk)
         err = conn_acked(conn, talk->reply.acked);
     ok = !err && !conn->closing && !conn->error;
     conn_unlock(conn);
-    if (ok) {
+    if (ok)
+        taken = lane_take(lane, talk->fd);
+    if (taken) {
         (void)epoll_ctl(engine.service_fd, EPOLL_CTL_DEL, talk->fd, NULL);
-        lane_attach(lane, talk->fd, talk->hello.epoch);
+        lane_attach(lane, talk->hello.epoch);
         talk->over = true; /* before the lane can close it: see service_forget */
     }
     lane_unlock(lane);
     if (err)
         conn_fail(conn, -EPROTO, "the other side counts more pieces than were sent");
-    if (ok) {
-        conn_work(conn);
+    if (ok)
+        conn_work(conn); /* what the last socket has lost is known now */
+    if (taken) {
         lane_kick(lane, 1);
         conn_unref(conn);
+    } else if (ok) {
+        postpone(talk);
     } else {
         service_end(talk, false);
     }

@@ -149,17 +149,33 @@ void lane_close(struct lane *lane)
     pthread_mutex_unlock(&lane->io);
 }
 
-void lane_attach(struct lane *lane, int fd, uint32_t epoch)
+bool lane_take(struct lane *lane, int fd)
 {
-    struct conn *conn = lane->conn;
     int err;
 
     reset(lane);
     lane->fd = fd;
     err = pool_join(lane);
-    if (err)
-        lc_warn("socket %d of the connection with %s cannot be polled: %s", lane->index,
-                conn->peer_text, strerror(-err));
+    if (!err)
+        return true;
+    lc_warn("socket %d of the connection with %s cannot be polled: %s", lane->index,
+            lane->conn->peer_text, strerror(-err));
+    if (lane->index == 0)
+        return true;
+    lane->fd = -1;
+    return false;
+}
+
+void lane_return(struct lane *lane)
+{
+    pool_leave(lane);
+    lane->fd = -1;
+}
+
+void lane_attach(struct lane *lane, uint32_t epoch)
+{
+    struct conn *conn = lane->conn;
+
     conn_lock(conn);
     lane->epoch = epoch;
     lane->stuck = false;

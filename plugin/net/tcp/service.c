@@ -397,12 +397,17 @@ static bool seat_guest(struct talk *talk, struct lane *lane, struct lc_tcp_reply
         lane->dev = talk->dev;
     conn_unlock(conn);
     set_options(talk->fd);
+    if (ok && !lane_take(lane, talk->fd)) {
+        ok = false;
+        reply->status = LC_TCP_FULL;
+    }
     if (ok && send_reply(talk->fd, reply)) {
         (void)epoll_ctl(engine.service_fd, EPOLL_CTL_DEL, talk->fd, NULL);
-        lane_attach(lane, talk->fd, epoch);
+        lane_attach(lane, epoch);
         talk->over = true; /* before the lane can close it: see service_forget */
         note_home(lane, talk);
     } else if (ok) {
+        lane_return(lane);
         ok = false;
         reply->status = LC_TCP_STATUSES; /* nothing more to say */
     }

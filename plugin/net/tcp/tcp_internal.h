@@ -402,8 +402,11 @@ void lane_unlock(struct lane *lane); /* lets go of io, for those who have not tr
 void lane_push(struct lane *lane);   /* writes only: what was just posted */
 void lane_break(struct lane *lane, const char *cause); /* with io held */
 void lane_close(struct lane *lane);
-/* With io held, the lane being down: it goes on with this socket. */
-void lane_attach(struct lane *lane, int fd, uint32_t epoch);
+/* With io held, the lane being down: it goes on with this socket. False: it cannot, for the pool would not move it; only lane
+ * 0, which its caller moves, does without. Then, unless the socket is given back, lane_attach. */
+bool lane_take(struct lane *lane, int fd);
+void lane_return(struct lane *lane);
+void lane_attach(struct lane *lane, uint32_t epoch);
 int lane_parse(struct lane *lane); /* with io held: whatever stands in `in` */
 
 /* count.c */

@@ -83,7 +83,7 @@ enum lc_tcp_status {
     LC_TCP_WELCOME,
     LC_TCP_CLOSED, /* the receiver has closed the connection; `acked` is its last word */
     LC_TCP_STALE,  /* the lane has been told to end in this epoch: try the next */
-    LC_TCP_FULL,   /* too few descriptors for this lane */
+    LC_TCP_FULL,   /* too few descriptors for this lane, or no room in a poll */
     LC_TCP_UNKNOWN,
     LC_TCP_FAILED, /* the connection is there, and in error */
     LC_TCP_STATUSES
