@@ -115,13 +115,13 @@ struct norm_table {
 #ifdef LK_COMPUTE_VARIANTS
 int forward_form = -1, backward_form = -1; /* -1: the product's; set between launches */
 
-template <int Form, bool Layer, bool Residual, size_t... I>
+template <norm_forward_form Form, bool Layer, bool Residual, size_t... I>
 constexpr norm_table form_forward(std::index_sequence<I...>)
 {
     return { { choose_forward<Form, NORM_CLASSES[I], Layer, Residual>()... } };
 }
 
-template <int Form, bool Full, bool Residual, size_t... I>
+template <norm_backward_form Form, bool Full, bool Residual, size_t... I>
 constexpr norm_table form_backward(std::index_sequence<I...>)
 {
     return { { choose_backward<Form, NORM_CLASSES[I], Full, Residual>()... } };
@@ -131,20 +131,24 @@ constexpr norm_table form_backward(std::index_sequence<I...>)
 template <bool Layer, bool Residual, size_t... I>
 constexpr norm_table make_forward(std::index_sequence<I...>)
 {
-    return { { choose_forward<NORM_FORWARD_FORM[I], NORM_CLASSES[I], Layer, Residual>()... } };
+    return {
+        { choose_forward<NORM_FORWARD_FORM[Layer][I], NORM_CLASSES[I], Layer, Residual>()... }
+    };
 }
 
 template <bool Full, bool Residual, size_t... I>
 constexpr norm_table make_backward(std::index_sequence<I...>)
 {
-    return { { choose_backward<NORM_BACKWARD_FORM[I], NORM_CLASSES[I], Full, Residual>()... } };
+    return {
+        { choose_backward<NORM_BACKWARD_FORM[Full][I], NORM_CLASSES[I], Full, Residual>()... }
+    };
 }
 
 /* Of devices on which a form does not find room. */
 template <bool Layer, bool Residual, size_t... I>
 constexpr norm_table rows_forward(std::index_sequence<I...>)
 {
-    return { { choose_forward_rows<NORM_CLASSES[I], Layer, false>()... } };
+    return { { choose_forward_rows<NORM_CLASSES[I], Layer>()... } };
 }
 
 template <bool Full, bool Residual, size_t... I>
@@ -178,14 +182,19 @@ const norm_table backward_rows_tables[2][2] = NORM_TABLES(rows_backward);
     }
 
 const norm_table forward_forms[NORM_FORWARD_FORMS][2][2] = {
-    FORM_TABLES(form_forward, 0), FORM_TABLES(form_forward, 1), FORM_TABLES(form_forward, 2),
-    FORM_TABLES(form_forward, 3), FORM_TABLES(form_forward, 4), FORM_TABLES(form_forward, 5)
+    FORM_TABLES(form_forward, FORWARD_ROWS), FORM_TABLES(form_forward, FORWARD_RING),
+    FORM_TABLES(form_forward, FORWARD_RING_TWICE), FORM_TABLES(form_forward, FORWARD_ROWS_MORE)
 };
 const norm_table backward_forms[NORM_BACKWARD_FORMS][2][2] = {
-    FORM_TABLES(form_backward, 0), FORM_TABLES(form_backward, 1), FORM_TABLES(form_backward, 2),
-    FORM_TABLES(form_backward, 3), FORM_TABLES(form_backward, 4)
+    FORM_TABLES(form_backward, BACKWARD_ROWS), FORM_TABLES(form_backward, BACKWARD_RING),
+    FORM_TABLES(form_backward, BACKWARD_RING_TEAMS)
 };
 #endif
+
+const norm_kernel *find_class(const norm_table &table, const norm_table &rows, unsigned nth)
+{
+    return device_has(table.kernels[nth].shared) ? &table.kernels[nth] : &rows.kernels[nth];
+}
 
 /* NULL: none, the general kernel serves it. */
 const norm_kernel *find_kernel(const lk_norm_launch *launch, const norm_table &table,
@@ -193,7 +202,7 @@ const norm_kernel *find_kernel(const lk_norm_launch *launch, const norm_table &t
 {
     for (unsigned i = 0; launch->wide && i < NORM_CLASS_COUNT; i++)
         if (launch->norm.columns <= NORM_CLASSES[i])
-            return device_has(table.kernels[i].shared) ? &table.kernels[i] : &rows.kernels[i];
+            return find_class(table, rows, i);
     return nullptr;
 }
 
@@ -379,8 +388,10 @@ extern "C" int lk_load_norm(void)
     for (unsigned i = 0; i < 4 * NORM_CLASS_COUNT; i++) {
         unsigned c = i / 4, one = i / 2 % 2, two = i % 2;
         const void *ours[] = {
-            reinterpret_cast<const void *>(forward_tables[one][two].kernels[c].function),
-            reinterpret_cast<const void *>(backward_tables[one][two].kernels[c].function)
+            reinterpret_cast<const void *>(
+                find_class(forward_tables[one][two], forward_rows_tables[one][two], c)->function),
+            reinterpret_cast<const void *>(
+                find_class(backward_tables[one][two], backward_rows_tables[one][two], c)->function)
         };
 
         err = err ? err : load_kernels(ours, 2);

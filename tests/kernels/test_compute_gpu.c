@@ -124,6 +124,66 @@ static void a_graph_replays_steps(const struct compute_target *t)
     drop_case(&data);
 }
 
+static void fill_bf16(void *far, uint64_t count, uint16_t value)
+{
+    uint16_t *near = host_alloc(count * 2);
+
+    CHECK(near);
+    for (uint64_t i = 0; i < count; i++)
+        near[i] = value;
+    device_put(far, near, count * 2);
+    free(near);
+}
+
+/* The launch that adds up the columns may begin before the one in front of it has ended: it waits for its sums, in a
+ * graph too. */
+static void a_graph_replays_the_backward_of_a_norm(const struct compute_target *t, uint64_t columns)
+{
+    const uint64_t rows = 2000;
+    struct lk_norm norm = { .kind = LK_RMS_NORM,
+                            .rows = rows,
+                            .columns = columns,
+                            .rstd = device_alloc(rows * 4) };
+    struct lk_norm_backward backward = {
+        .s = device_alloc(rows * columns * 2),
+        .s_stride = columns,
+        .dy = device_alloc(rows * columns * 2),
+        .dy_stride = columns,
+        .dx = device_alloc(rows * columns * 2),
+        .dx_stride = columns,
+        .dgamma = device_alloc(columns * 4),
+        .workspace = device_alloc(t->lib.lk_norm_workspace_bytes(&norm)),
+    };
+    cudaGraphExec_t exec;
+    cudaStream_t stream;
+    cudaGraph_t graph;
+
+    for (uint64_t r = 0; r < rows; r++)
+        set_float(norm.rstd + r, 1);
+    fill_bf16((void *)backward.s, rows * columns, to_bf16(1));
+    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    CHECK(t->lib.lk_norm_backward(&norm, &backward, stream) == 0);
+    CUDA(cudaStreamEndCapture(stream, &graph));
+    CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    for (int step = 1; step <= 3; step++) {
+        fill_bf16((void *)backward.dy, rows * columns, to_bf16(step));
+        CUDA(cudaGraphLaunch(exec, stream));
+        CUDA(cudaStreamSynchronize(stream));
+        for (uint64_t j = 0; j < columns; j += 11)
+            CHECK(get_float(backward.dgamma + j) == (float)step * (float)rows);
+    }
+    CUDA(cudaGraphExecDestroy(exec));
+    CUDA(cudaGraphDestroy(graph));
+    CUDA(cudaStreamDestroy(stream));
+    device_release(norm.rstd);
+    device_release((void *)backward.s);
+    device_release((void *)backward.dy);
+    device_release(backward.dx);
+    device_release(backward.dgamma);
+    device_release(backward.workspace);
+}
+
 static void more_than_2_31_elements_are_updated(const struct compute_target *t)
 {
     const uint64_t count = (UINT64_C(1) << 31) + 70001;
@@ -198,6 +258,9 @@ int main(int argc, char **argv)
     CHECK(moe_fingerprint(&target) == moe_fingerprint(&host));
     CHECK(augment_fingerprint(&target) == augment_fingerprint(&host));
     a_graph_replays_steps(&target);
+    a_graph_replays_the_backward_of_a_norm(&target, 1024);
+    a_graph_replays_the_backward_of_a_norm(&target, 4096);
+    a_graph_replays_the_backward_of_a_norm(&target, 8192);
     if (!target.small && device_has_room((size_t)40 << 30))
         more_than_2_31_elements_are_updated(&target);
     else
