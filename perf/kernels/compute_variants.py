@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The forms that compute kernels have beside the product's (kernels/compute_*_forms.cuh), side by side in one run: time,
-bytes that must move per second, their share of what a copy moves in the same round.
+"""The forms that norms have beside the product's (kernels/compute_norm_forms.cuh), side by side in one run, and other compute
+kernels beside torch: time, bytes that must move per second, their share of what a copy moves in the same round.
 
 usage: perf/kernels/compute_variants.py [--library FILE] [--only LIST] [--rounds N] [--limit SECONDS] [--quiet SECONDS]
        [--json FILE] [--small]
@@ -55,30 +55,40 @@ def list_cases(c, b):
     form."""
     forward, backward = ("y", "sum", "rstd"), ("dx", "dgamma", "dbeta")
     rms, layer = c.lk.RMS, c.lk.LAYER
-    yield "adamw", (), lambda: c.Adamw(b, c.torch.float32)
+    norm_forward = lambda *shape, **more: ("norm_forward", forward, lambda: c.NormForward(b, *shape, **more))
+    norm_backward = lambda *shape, **more: ("norm_backward", backward, lambda: c.NormBackward(b, *shape, **more))
+    yield None, (), lambda: c.Adamw(b, c.torch.float32)
     for kind in (rms, layer):
-        yield "norm_backward", backward, lambda: c.NormBackward(b, kind, 16384, 4096)
-    for kind in (layer, rms):
-        yield "norm_forward", forward, lambda: c.NormForward(b, kind, 16384, 4096)
+        yield norm_backward(kind, 16384, 4096)
     for shape in ((8192, 2048, 8, 128), (16384, 4096, 2, 8)):
-        yield "permute", ("permuted",), lambda: c.Moe(b, "moe permute", *shape)
+        yield None, ("permuted",), lambda: c.Moe(b, "moe permute", *shape)
+    for kind in (rms, layer):  # classes of columns without a measured form
+        for rows, columns in ((32768, 2048), (8192, 5120), (131072, 512), (131072, 256)):
+            yield norm_backward(kind, rows, columns)
+        yield norm_forward(kind, 32768, 2048)
+    yield norm_forward(layer, 8192, 5120)
+    yield norm_forward(layer, 4096, 8192, statistics_only=True)
+    yield norm_forward(rms, 8192, 5120, residual=True)
+    yield norm_forward(layer, 4096, 8192, residual=True)
+    for kind in (layer, rms):
+        yield norm_forward(kind, 16384, 4096)
     for kind in (rms, layer):
         for rows, columns in ((65536, 1024), (4096, 8192)):
-            yield "norm_backward", backward, lambda: c.NormBackward(b, kind, rows, columns)
-            yield "norm_forward", forward, lambda: c.NormForward(b, kind, rows, columns)
+            yield norm_backward(kind, rows, columns)
+            yield norm_forward(kind, rows, columns)
     for kind in (rms, layer):
-        yield "norm_forward", forward, lambda: c.NormForward(b, kind, 2048, 1024)
-    yield "norm_forward", forward, lambda: c.NormForward(b, rms, 4096, 5120)
+        yield norm_forward(kind, 2048, 1024)
+    yield norm_forward(rms, 4096, 5120)
     for jitter in (True, False):
         yield None, ("out",), lambda: c.Augment(b, 1024, jitter=jitter)
     yield None, forward, lambda: c.NormForward(b, layer, 4096, 2050)
-    yield "norm_backward", backward, lambda: c.NormBackward(b, rms, 16384, 4096, residual=True)
-    yield "combine", ("out",), lambda: c.Moe(b, "moe combine", 16384, 4096, 2, 8)
-    yield "norm_forward", forward, lambda: c.NormForward(b, layer, 16384, 4096, statistics_only=True)
-    yield "norm_forward", forward, lambda: c.NormForward(b, rms, 16384, 4096, residual=True)
-    yield "norm_backward", backward, lambda: c.NormBackward(b, rms, 2048, 1024)
-    yield "combine", ("out",), lambda: c.Moe(b, "moe combine", 8192, 2048, 8, 128)
-    yield "permute", ("permuted",), lambda: c.Moe(b, "moe permute", 8192, 2048, 8, 128, capacity=True)
+    yield norm_backward(rms, 16384, 4096, residual=True)
+    yield None, ("out",), lambda: c.Moe(b, "moe combine", 16384, 4096, 2, 8)
+    yield norm_forward(layer, 16384, 4096, statistics_only=True)
+    yield norm_forward(rms, 16384, 4096, residual=True)
+    yield norm_backward(rms, 2048, 1024)
+    yield None, ("out",), lambda: c.Moe(b, "moe combine", 8192, 2048, 8, 128)
+    yield None, ("permuted",), lambda: c.Moe(b, "moe permute", 8192, 2048, 8, 128, capacity=True)
 
 
 class Forms:
@@ -88,7 +98,6 @@ class Forms:
         self.bench, self.case, self.sets, self.outputs = bench, case, sets, outputs
         self.names, self.choose = load_forms(bench.lib.lib, family)
         self.calls = [case.make(bench, s) for s in sets]
-        self.before = None
 
     def variant(self, form):
         def bind(call):
@@ -100,10 +109,9 @@ class Forms:
 
     def check(self, form):
         """Whether the form's results are right, those of the first set."""
-        import torch
         s = self.sets[0]
-        if hasattr(s, "ours"):
-            return self.check_adamw(form)
+        if hasattr(s, "ours"):  # a check makes its steps itself
+            return all(got <= bound for got, bound in self.case.check(self.bench, s))
         for name in self.outputs:
             output = getattr(s, name, None)
             if output is not None:
@@ -114,26 +122,6 @@ class Forms:
             s.permuted.masked_fill_((s.slot_of_row < 0)[:, None], 0)
         errors = self.case.check(self.bench, s)
         return all(got <= bound for got, bound in errors)
-
-    def check_adamw(self, form):
-        """The product's against torch's, the others' bits against the product's, after a step from the same state."""
-        import torch
-        s = self.sets[0]
-        masters, m, v, _, _, state, _ = s.keep.kept
-        tensors = [p.detach() for p in s.ours] + [w for w in masters if w is not None] + m + v + [state]
-        if self.before is None:
-            self.choose(form)
-            right = all(got <= bound for got, bound in self.case.check(self.bench, s))
-            self.before = [t.clone() for t in tensors]
-            self.calls[0]()
-            self.bench.wait()
-            self.after = [t.clone() for t in tensors]
-            return right
-        for tensor, before in zip(tensors, self.before):
-            tensor.copy_(before)
-        self.variant(form)[0]()
-        self.bench.wait()
-        return all(torch.equal(a, b) for a, b in zip(tensors, self.after))
 
     def beside(self):
         """What is measured beside: (calls, bytes) by name."""
@@ -165,7 +153,6 @@ def measure_case(c, bench, number, family, outputs, case, skipped):
         right[name] = forms.check(form)
         variants[name], sizes[name] = forms.variant(form), case.bytes
         say(checked=name, case=number)
-    forms.before = forms.after = None
     for name, (calls, size) in forms.beside().items():
         forms.choose(-1)
         variants[name], sizes[name] = calls, size
