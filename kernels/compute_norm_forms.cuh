@@ -167,11 +167,10 @@ template <unsigned Lanes, unsigned Groups, bool Full> constexpr norm_kernel back
              0 };
 }
 
-/* All let the launch behind them begin early: devices that do not know how have no room for them. */
+/* The launch behind one begins early if devices that do not know how have no room for it. */
 template <class Shape, bool Full, bool Residual> constexpr norm_kernel backward_ring()
 {
     static_assert(Shape::bytes(Residual ? 3 : 2) <= NORM_RING_MOST, "does not fit");
-    static_assert(Shape::bytes(Residual ? 3 : 2) > NORM_BEFORE_EARLY, "fits where it must not");
     return { Shape::columns,
              norm_backward_ring < Shape,
              1,
@@ -180,7 +179,7 @@ template <class Shape, bool Full, bool Residual> constexpr norm_kernel backward_
              Shape::threads,
              Shape::Teams * Shape::Rows,
              132,
-             true,
+             Shape::bytes(Residual ? 3 : 2) > NORM_BEFORE_EARLY,
              Shape::bytes(Residual ? 3 : 2) };
 }
 
