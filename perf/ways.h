@@ -11,7 +11,9 @@
 #define LC_WAYS_CASES  128
 #define LC_WAYS_FIXED  3                             /* default, again, profile */
 #define LC_WAYS_FIELD  (LC_WAYS_MAX + LC_WAYS_FIXED) /* what one case may measure */
-#define LC_WAYS_ROUNDS 15
+#define LC_WAYS_ROUNDS 25
+#define LC_WAYS_LEAST  5   /* rounds, unless nobody has a chance */
+#define LC_WAYS_WITHIN 2.2 /* of the fastest, by a look or two, which may well be that wrong */
 #define LC_WAYS_NAME   48
 
 enum lc_way_kind {
@@ -32,7 +34,7 @@ struct lc_way {
 enum lc_way_state {
     LC_WAY_LEFT,      /* there was no time for it */
     LC_WAY_RULED_OUT, /* NCCL does not do it here: nothing was measured as it */
-    LC_WAY_SAME,      /* more channels than the communicator has, so the same as fewer */
+    LC_WAY_SAME,      /* what the default is, or more channels than there are, so as with fewer */
     LC_WAY_SLOW,      /* at a smaller size so far behind that it was not tried */
     LC_WAY_TRIED,     /* a first look: too far behind for more */
     LC_WAY_BEHIND,    /* some rounds, which say the same */
@@ -78,13 +80,27 @@ int lc_ways_channels(const char *text);
 
 double lc_ways_median(const double *values, int n); /* NaN if there are none */
 
+/* By how much single rounds are off the medians of their ways, as a standard deviation, in which a few that are far off do not
+ * count: of all that had rounds, since each may have had too few to tell. */
+double lc_ways_noise(const struct lc_ways_entrant *field, int n);
+
+/* What the median ratio is between, on either side in about 14 of 15 draws. */
+void lc_ways_bounds(const struct lc_ways_entrant *entrant, double noise, double *low, double *high);
+
 /* Of the entrants that a first look was had at, marks those that are worth rounds: `keep` of them at most, the fastest, none
  * more than `within` (1.4: 40 %) behind the fastest; the first LC_WAYS_FIXED kinds always. */
 void lc_ways_contenders(const struct lc_ways_entrant *field, int n, double within, int keep,
                         bool *in);
 
-/* After some rounds: takes out who is more than `within` behind the best by the median ratio, and marks it BEHIND. */
-void lc_ways_drop(struct lc_ways_entrant *field, int n, double within, bool *in);
+/* What forced ways may get rounds at all, when so many turns fit in the case's time. */
+int lc_ways_keep(double turns);
+
+/* After a round: takes out, and marks BEHIND, who is clearly behind the best, and at some rounds the later half, as few as
+ * `turns`, which are left, allow. Who cannot be told from the best stays as long as there is time. */
+void lc_ways_drop(struct lc_ways_entrant *field, int n, double turns, bool *in);
+
+/* No way that is `in` can be what a profile would say, so more rounds are of no use to it. */
+bool lc_ways_hopeless(const struct lc_ways_entrant *field, int n, const bool *in);
 
 /* Share of what is left of the time that a case may have; case `at` of the list. */
 double lc_ways_share(const struct lc_bench_case *cases, int n, int at);

@@ -10,29 +10,18 @@
 #include <math.h>
 #include <string.h>
 
-#define SAMPLE_US   50.0   /* a sample lasts at least so long */
-#define MAX_INNER   16     /* calls in one */
-#define TURN_US     3000.0 /* what a turn of short calls lasts */
+#define SAMPLE_US   50.0  /* a sample lasts at least so long */
+#define MAX_INNER   16    /* calls in one */
+#define TURN_US     800.0 /* what a turn of short calls lasts */
 #define MAX_ITERS   20
-#define SHORT_US    2000.0  /* calls that long get two to warm up, */
-#define LONG_US     20000.0 /* longer ones than that none */
-#define LOOK_US     5000.0  /* shorter ones get a second first look */
-#define MIN_ROUNDS  4
-#define KEEP        8                  /* ways that get rounds, at most */
-#define WITHIN      1.4                /* of the fastest, by one look */
+#define SHORT_US    2000.0             /* calls that long get two to warm up, */
+#define LONG_US     20000.0            /* longer ones than that none */
+#define LOOK_US     1500.0             /* shorter ones get a second first look */
+#define ASK_US      250.0              /* what a turn costs besides its calls */
 #define LIKELY      4                  /* that get a look however late it is */
 #define FIRST_SHARE 0.4                /* of a case's time, for that */
 #define PRUNE_BYTES ((size_t)16 << 20) /* from here on a look is dear: */
 #define PRUNE       2.0                /* so far behind at the size before, it is not had */
-
-/* After so many rounds, who is so far behind goes. */
-static const struct {
-    int rounds;
-    double within;
-} drops[] = {
-    {3,  1.12},
-    { 6, 1.06}
-};
 
 struct context {
     struct lc_ways_job *job;
@@ -194,6 +183,36 @@ static int look(struct context *c, const struct lc_ways_entrant *last, int n_las
     return 0;
 }
 
+/* Who had bad luck in one look may have rounds by another. */
+static int look_again(struct context *c, struct lc_deadline end)
+{
+    double best = INFINITY;
+
+    for (int i = 0; i < c->n; i++) {
+        if (c->field[i].state == LC_WAY_TRIED)
+            best = fmin(best, c->field[i].first_us);
+    }
+    for (int i = 0; i < c->n; i++) {
+        struct lc_ways_entrant *e = &c->field[i];
+        bool go = !lc_deadline_passed(end);
+        double us;
+        int err = agree_bool(c, &go);
+
+        if (!err && !go)
+            return 0;
+        if (err)
+            return err;
+        if (e->state != LC_WAY_TRIED || e->way->kind != LC_WAY_FORCED ||
+            e->first_us > best * LC_WAYS_WITHIN)
+            continue;
+        err = turn(c, e, best < LOOK_US, best < LOOK_US ? 3 : 1, false, &us);
+        if (err)
+            return err;
+        e->first_us = fmin(e->first_us, us > 0 ? us : 0.01);
+    }
+    return 0;
+}
+
 /* NCCL connects an algorithm when it is first used: none of its ways has to pay for that in a look. */
 static int warm_up(struct context *c)
 {
@@ -211,27 +230,41 @@ static int warm_up(struct context *c)
 }
 
 struct plan {
-    int inner, iters, warmup, keep;
+    int inner, iters, warmup;
+    double turn_s;
 };
 
-static struct plan make_plan(const struct context *c, double left_s)
+static const struct lc_ways_entrant *the_default(const struct context *c)
 {
-    double us = 1; /* of the default, which is in every round */
-    struct plan plan;
-
     for (int i = 0; i < c->n; i++) {
         if (c->field[i].way->kind == LC_WAY_DEFAULT)
-            us = fmax(c->field[i].first_us, us);
+            return &c->field[i];
     }
+    return &c->field[0];
+}
+
+static struct plan make_plan(const struct context *c)
+{
+    double us = fmax(the_default(c)->first_us, 1);
+    struct plan plan;
+
     plan.inner = (int)fmin(fmax(SAMPLE_US / us + 1, 1), MAX_INNER);
     plan.warmup = us < SHORT_US ? 2 : us < LONG_US ? 1 : 0;
-    plan.iters = (int)fmin(fmax(TURN_US / (us * plan.inner), 1), MAX_ITERS);
-    plan.keep = (int)fmin(
-        fmax(left_s * 1e6 / (us * plan.inner * (plan.iters + plan.warmup)) / MIN_ROUNDS -
-                 LC_WAYS_FIXED,
-             1),
-        KEEP);
+    plan.iters = (int)fmin(fmax(TURN_US / (us * plan.inner), us < LOOK_US ? 3 : 1), MAX_ITERS);
+    plan.turn_s = (ASK_US + us * plan.inner * (plan.iters + plan.warmup)) / 1e6;
     return plan;
+}
+
+/* A forced way that is what NCCL does by itself would be measured as a fourth of equal sides. */
+static void leave_out_default(struct context *c)
+{
+    uint64_t choice = the_default(c)->choice;
+
+    for (int i = 0; i < c->n; i++) {
+        if (c->field[i].way->kind == LC_WAY_FORCED && !c->field[i].way->wide &&
+            c->field[i].state == LC_WAY_TRIED && choice && c->field[i].choice == choice)
+            c->field[i].state = LC_WAY_SAME;
+    }
 }
 
 /* Everyone that is `in`, in an order that starts elsewhere each time and runs backwards every other time. */
@@ -266,23 +299,31 @@ static int round_of_turns(struct context *c, const struct plan *plan, int round,
 
 static int rounds(struct context *c, const struct plan *plan, struct lc_deadline end)
 {
+    double turns = (double)lc_deadline_left_ms(end) / 1e3 / plan->turn_s;
+    int64_t begin = lc_now_ns();
     bool in[LC_WAYS_FIELD];
     bool more = true;
+    int taken = 0;
+    int err = agree(c, &turns, sizeof(turns));
 
-    lc_ways_contenders(c->field, c->n, WITHIN, plan->keep, in);
+    if (err)
+        return err;
+    lc_ways_contenders(c->field, c->n, LC_WAYS_WITHIN, lc_ways_keep(turns), in);
     c->inner = plan->inner;
     for (int round = 0; more && round < LC_WAYS_ROUNDS; round++) {
-        int err = round_of_turns(c, plan, round, in);
-
-        for (size_t d = 0; d < sizeof(drops) / sizeof(*drops) && !err; d++) {
-            if (drops[d].rounds == round + 1)
-                lc_ways_drop(c->field, c->n, drops[d].within, in);
-        }
-        more = round + 1 < MIN_ROUNDS || !lc_deadline_passed(end);
+        err = round_of_turns(c, plan, round, in);
+        for (int i = 0; i < c->n; i++)
+            taken += in[i];
+        turns = lc_deadline_left_ms(end) * 1e6 * taken / (double)(lc_now_ns() - begin + 1);
         if (!err)
-            err = agree_bool(c, &more);
+            err = agree(c, &turns, sizeof(turns));
         if (err)
             return err;
+        more = round + 1 < LC_WAYS_LEAST || turns > 0;
+        lc_ways_drop(c->field, c->n, turns, in);
+        /* Where a profile is measured, more rounds are of use to it alone. */
+        if (!c->job->options->profile && lc_ways_hopeless(c->field, c->n, in))
+            more = false;
     }
     return 0;
 }
@@ -323,9 +364,13 @@ int lc_ways_measure(struct lc_ways_job *job, const struct lc_bench_case *kase,
     end = lc_deadline_in_ms((int64_t)(budget_s * 1e3));
     if (!err)
         err = look(&c, last, n_last, first_end);
+    if (!err)
+        leave_out_default(&c);
+    if (!err)
+        err = look_again(&c, first_end);
     if (err)
         return err;
-    plan = make_plan(&c, lc_deadline_left_ms(end) / 1e3);
+    plan = make_plan(&c);
     err = agree(&c, &plan, sizeof(plan));
     if (!err)
         err = rounds(&c, &plan, end);

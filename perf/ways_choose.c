@@ -4,6 +4,27 @@
 #include <math.h>
 #include <string.h>
 
+#define NORMAL      1.4826 /* a normal distribution's deviation, in middles of what its values are off */
+#define MEDIAN      1.2533 /* how much more a median of such values is off than their mean */
+#define OWN         0.7    /* of its own noise, which few rounds overrate, a way has at least */
+#define SURE        1.5    /* deviations */
+#define LOOK_ROUNDS 3      /* before anyone is dropped, in */
+#define LOOK_SHARE  0.6    /* of the time; with all that fit */
+#define EQUALS      2      /* of every round are the default and itself again */
+#define LEAST_KEPT  2      /* forced ways, however little time there is */
+#define CLOSE       1.03   /* who is not farther behind the best stays */
+#define SURE_ROUNDS 9      /* that those who stay should have */
+#define WORTH       1.02   /* what a rule of a profile has to gain */
+
+/* After so many rounds the best so many stay. */
+static const struct {
+    int rounds, most;
+} halvings[] = {
+    {LOOK_ROUNDS, 10},
+    { 6,          5 },
+    { 12,         4 },
+};
+
 int lc_ways_channels(const char *text)
 {
     static const char words[] = " coll channels,";
@@ -27,6 +48,54 @@ double lc_ways_median(const double *values, int n)
 
     memcpy(copy, values, (size_t)n * sizeof(*copy));
     return lc_bench_percentile(copy, (size_t)n, 50);
+}
+
+static bool is_odd_middle(const struct lc_ways_entrant *entrant, double off)
+{
+    return off == 0 && (entrant->rounds & 1); /* it is the median, and says nothing */
+}
+
+/* How far rounds are off, in the middle; for a normal distribution, of its standard deviation. */
+static double middle_of(double *off, size_t n)
+{
+    return n ? lc_bench_percentile(off, n, 50) * NORMAL : 0;
+}
+
+static size_t add_offs(const struct lc_ways_entrant *entrant, double *off)
+{
+    double median = lc_ways_median(entrant->ratio, entrant->rounds);
+    size_t n = 0;
+
+    for (int i = 0; i < entrant->rounds && median > 0; i++) {
+        double value = fabs(entrant->ratio[i] / median - 1);
+
+        if (!is_odd_middle(entrant, value))
+            off[n++] = value;
+    }
+    return n;
+}
+
+double lc_ways_noise(const struct lc_ways_entrant *field, int n)
+{
+    double off[LC_WAYS_FIELD * LC_WAYS_ROUNDS];
+    size_t count = 0;
+
+    for (int i = 0; i < n; i++) {
+        if (field[i].way->kind != LC_WAY_DEFAULT) /* whose ratio is 1 */
+            count += add_offs(&field[i], off + count);
+    }
+    return middle_of(off, count);
+}
+
+void lc_ways_bounds(const struct lc_ways_entrant *entrant, double noise, double *low, double *high)
+{
+    double off[LC_WAYS_ROUNDS];
+    double median = lc_ways_median(entrant->ratio, entrant->rounds);
+    double own = OWN * middle_of(off, add_offs(entrant, off));
+    double error = 1 + SURE * MEDIAN * fmax(own, noise) / sqrt(entrant->rounds);
+
+    *low = entrant->way->kind == LC_WAY_DEFAULT ? median : median / error;
+    *high = entrant->way->kind == LC_WAY_DEFAULT ? median : median * error;
 }
 
 static bool is_fixed(const struct lc_ways_entrant *entrant)
@@ -58,27 +127,104 @@ void lc_ways_contenders(const struct lc_ways_entrant *field, int n, double withi
     }
 }
 
-void lc_ways_drop(struct lc_ways_entrant *field, int n, double within, bool *in)
+int lc_ways_keep(double turns)
 {
-    double best = 0;
+    double keep = turns * LOOK_SHARE / LOOK_ROUNDS - EQUALS;
+
+    return keep < LEAST_KEPT ? LEAST_KEPT : keep > LC_WAYS_MAX ? LC_WAYS_MAX : (int)keep;
+}
+
+static void take_out(struct lc_ways_entrant *entrant, bool *in)
+{
+    *in = false;
+    entrant->state = LC_WAY_BEHIND;
+}
+
+/* Who is behind the best by more than CLOSE, even if the best were as bad and it as good as they may be. */
+static void drop_clear(struct lc_ways_entrant *field, int n, bool *in)
+{
+    double noise = lc_ways_noise(field, n), best = 0, best_low = 0;
 
     for (int i = 0; i < n; i++) {
-        double ratio = lc_ways_median(field[i].ratio, field[i].rounds);
+        double low, high, median;
 
-        if (in[i] && ratio > best)
-            best = ratio;
+        if (!in[i])
+            continue;
+        lc_ways_bounds(&field[i], noise, &low, &high);
+        median = lc_ways_median(field[i].ratio, field[i].rounds);
+        if (median > best) {
+            best = median;
+            best_low = low;
+        }
     }
     for (int i = 0; i < n; i++) {
-        if (in[i] && !is_fixed(&field[i]) &&
-            lc_ways_median(field[i].ratio, field[i].rounds) * within < best) {
-            in[i] = false;
-            field[i].state = LC_WAY_BEHIND;
-        }
+        double low, high;
+
+        if (!in[i] || is_fixed(&field[i]))
+            continue;
+        lc_ways_bounds(&field[i], noise, &low, &high);
+        if (high < best_low && lc_ways_median(field[i].ratio, field[i].rounds) * CLOSE < best)
+            take_out(&field[i], &in[i]);
     }
 }
 
-/* A call costs something besides its bytes; all-reduce moves them twice. */
-#define CALL_BYTES (16.0 * (1 << 20))
+static void drop_last(struct lc_ways_entrant *field, int n, int most, bool *in)
+{
+    int count = 0;
+
+    for (int i = 0; i < n; i++)
+        count += in[i] && !is_fixed(&field[i]);
+    for (; count > most; count--) {
+        int worst = -1;
+
+        for (int i = 0; i < n; i++) {
+            if (in[i] && !is_fixed(&field[i]) &&
+                (worst < 0 || lc_ways_median(field[i].ratio, field[i].rounds) <
+                                  lc_ways_median(field[worst].ratio, field[worst].rounds)))
+                worst = i;
+        }
+        take_out(&field[worst], &in[worst]);
+    }
+}
+
+void lc_ways_drop(struct lc_ways_entrant *field, int n, double turns, bool *in)
+{
+    int round = 0;
+
+    for (int i = 0; i < n; i++)
+        round = in[i] && field[i].rounds > round ? field[i].rounds : round;
+    if (round < LOOK_ROUNDS)
+        return;
+    drop_clear(field, n, in);
+    for (size_t i = 0; i < sizeof(halvings) / sizeof(*halvings); i++) {
+        double fit = turns / (SURE_ROUNDS - round > 2 ? SURE_ROUNDS - round : 2) - EQUALS;
+
+        if (halvings[i].rounds != round)
+            continue;
+        fit = fit < LEAST_KEPT ? LEAST_KEPT : fit;
+        drop_last(field, n, fit < halvings[i].most ? (int)fit : halvings[i].most, in);
+    }
+}
+
+bool lc_ways_hopeless(const struct lc_ways_entrant *field, int n, const bool *in)
+{
+    double noise = lc_ways_noise(field, n);
+
+    for (int i = 0; i < n; i++) {
+        double low, high;
+
+        if (!in[i])
+            continue;
+        lc_ways_bounds(&field[i], noise, &low, &high);
+        if (field[i].rounds < LOOK_ROUNDS || (!is_fixed(&field[i]) && high > WORTH))
+            return false;
+    }
+    return true;
+}
+
+/* All-reduce moves its bytes twice. However short a call is, telling twenty ways apart takes hundreds of turns, each with a
+ * start of its own; and it is there that the ways differ most. */
+#define CALL_BYTES (96.0 * (1 << 20))
 
 static double cost(const struct lc_bench_case *kase)
 {

@@ -109,9 +109,10 @@ int lc_ways_output_open(const struct lc_ways_job *job, int argc, char **argv,
 }
 
 static void write_record(struct lc_json *json, const struct lc_bench_case *kase,
-                         const struct lc_ways_entrant *e)
+                         const struct lc_ways_entrant *e, double noise)
 {
     char name[LC_WAYS_NAME];
+    double low, high;
 
     lc_json_object(json);
     key_string(json, "op", lc_bench_op_names[kase->op]);
@@ -135,6 +136,9 @@ static void write_record(struct lc_json *json, const struct lc_bench_case *kase,
         lc_json_key(json, "ratio");
         lc_json_object(json);
         key_double(json, "median", lc_ways_median(e->ratio, e->rounds));
+        lc_ways_bounds(e, noise, &low, &high);
+        key_double(json, "low", low); /* what the median is between */
+        key_double(json, "high", high);
         key_double(json, "p10", percentile(e->ratio, e->rounds, 10));
         key_double(json, "p90", percentile(e->ratio, e->rounds, 90));
         lc_json_key(json, "rounds");
@@ -190,7 +194,7 @@ void lc_ways_output_case(struct lc_ways_output *output, const struct lc_bench_ca
 {
     print_case(kase, field, n);
     for (int i = 0; output->out && i < n; i++)
-        write_record(&output->json, kase, &field[i]);
+        write_record(&output->json, kase, &field[i], lc_ways_noise(field, n));
 }
 
 /* A file appears whole or not at all. */
