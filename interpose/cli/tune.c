@@ -23,8 +23,8 @@ static const char help[] =
     "from each other, and NCCL's algorithms, protocols and channels. A rule stands where nine of ten\n"
     "rounds gain more than 2 %, and more than equal sides differ by chance, and then do so in a\n"
     "second run, also between the sizes; one for NCCL's own ways where the median of the rounds gains\n"
-    "2 %, and more than equal sides differ. Those all take turns in one job, which comes first. The\n"
-    "most valuable is tried first. Nothing else should use\n"
+    "2 %, and more than it, and the median of equal sides, may be off by. Those all take turns in one\n"
+    "job, which comes first. The most valuable is tried first. Nothing else should use\n"
     "the GPUs. Where ranks share one, MPS has to run; LD_LIBRARY_PATH names the folders of\n"
     "libnccl.so.2 and libcudart.so (`perf/run tune` sees to both).\n"
     "\n"
@@ -416,8 +416,8 @@ static double plan(const struct tuning *t, int open, double settle)
 
 /* --- NCCL's ways: turns of one job --- */
 
-#define TURNS_SHARE  0.55 /* of the time, the rest is for another look at what was chosen, */
-#define AGAIN_SHARE  0.35 /* and at least so much, even if that is too much */
+#define TURNS_SHARE  0.62 /* of the time, the rest is for another look at what was chosen, */
+#define AGAIN_SHARE  0.28 /* and at least so much, even if that is too much */
 #define OTHERS_SHARE 0.3  /* for them, where there are rings to be tried as well */
 
 static double turns_budget(const struct tuning *t)

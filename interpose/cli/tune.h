@@ -37,7 +37,8 @@ struct lc_tune_step {
         way; /* without ranks, nodes and range; EQUAL, CAST and AGAIN: operation and wire alone */
 };
 
-/* Ratios NCCL / side of one size: above 1 the side is faster. */
+/* Ratios NCCL / side of one size: above 1 the side is faster. Of turns of the one job, p10 and p90 are what the median is
+ * between (`low` and `high` of loongcomm-bench). */
 struct lc_tune_ratio {
     double median, p10, p90;
 };

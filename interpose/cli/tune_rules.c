@@ -55,7 +55,7 @@ static bool baseline(const struct lc_tune_results *results, const struct lc_tune
 
     if (!equal)
         return false;
-    if (turns) { /* all in one job, so that a smaller gain is a gain: nine of ten rounds have one */
+    if (turns) { /* all in one job, so that a smaller gain is a gain, if the median surely has one */
         *out = (struct lc_tune_ratio){ 1, 1, larger(GAIN, larger(equal->p90, 1 / equal->p10)) };
         return true;
     }

@@ -85,6 +85,7 @@ struct reader {
     char way[64];
     bool measured; /* to the end: not dropped after a few rounds */
     struct lc_tune_ratio ratio;
+    double low, high; /* what its median is between; 0: not said */
 };
 
 /* -1: the candidate's; -2: nothing that was asked for. */
@@ -107,8 +108,14 @@ static int step_of(int op, const char *way)
 static void take_record(struct reader *reader)
 {
     struct lc_tune_turned *out = reader->out;
-    const struct lc_tune_ratio *ratio = &reader->ratio;
+    struct lc_tune_ratio *ratio = &reader->ratio;
     int step = step_of(reader->op, reader->way);
+
+    /* A round in which something else happened says nothing of the way, and there may be few. */
+    if (reader->low > 0 && reader->high > 0) {
+        ratio->p10 = reader->low;
+        ratio->p90 = reader->high;
+    }
 
     if (reader->op < 0 || !reader->measured || step < -1 ||
         !(ratio->median > 0 && ratio->p10 > 0 && ratio->p90 > 0))
@@ -161,9 +168,10 @@ static void visit(const char *path, const char *value, void *arg)
     struct reader *reader = arg;
 
     visit_machine(path, value, reader->out);
-    if (strcmp(path, "records.op") == 0)
+    if (strcmp(path, "records.op") == 0) {
         reader->op = op_of(value);
-    else if (strcmp(path, "records.bytes") == 0)
+        reader->low = reader->high = 0;
+    } else if (strcmp(path, "records.bytes") == 0)
         reader->bytes = strtoull(value, NULL, 10);
     else if (strcmp(path, "records.way") == 0)
         (void)snprintf(reader->way, sizeof(reader->way), "%s", value);
@@ -171,6 +179,10 @@ static void visit(const char *path, const char *value, void *arg)
         reader->measured = strcmp(value, "measured") == 0;
     else if (strcmp(path, "records.ratio.median") == 0)
         reader->ratio.median = strtod(value, NULL);
+    else if (strcmp(path, "records.ratio.low") == 0)
+        reader->low = strtod(value, NULL);
+    else if (strcmp(path, "records.ratio.high") == 0)
+        reader->high = strtod(value, NULL);
     else if (strcmp(path, "records.ratio.p10") == 0)
         reader->ratio.p10 = strtod(value, NULL);
     else if (strcmp(path, "records.ratio.p90") == 0) {
