@@ -26,7 +26,7 @@ CTAS = 8  # of the wide communicator
 MOST = .03  # that the profile may be behind the best of the sweep, or what equal sides differ by
 SHARES = {2: .65, 4: 1, 8: 1.55}  # of the time, by ranks: a call of eight takes three times as long
 JOB_S = 7  # what starting and ending a job cost; three jobs a pair
-TUNE = .55  # of a pair's measuring is the profile's
+TUNE = .35  # of a pair's measuring is the profile's; the more rounds the sweep has, the less its own spread hides
 
 
 def ways(op):
