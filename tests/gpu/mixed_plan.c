@@ -252,7 +252,8 @@ void mx_plan_make(struct mx_plan *p, uint64_t seed, int n, int comms, size_t byt
 
             for (int t = 0; t < p->turns; t++)
                 used += p->turn[t].item == i;
-            if (used < *rounds && p->turns < MX_TURNS && mx_draw(&p->random, 2))
+            /* those that are still to come have a turn each */
+            if (used < *rounds && p->turns + items - p->items < MX_TURNS && mx_draw(&p->random, 2))
                 p->turn[p->turns++] = (struct mx_turn){ i, used };
         }
     }
