@@ -111,7 +111,7 @@ __device__ __forceinline__ void ring_begin_forward(const lk_norm_launch &launch,
     __pipeline_commit();
 }
 
-/* What is normalised, out of the ring; with a residual it is stored here. */
+/* What is normalised, out of the ring; if it is wanted it is stored here, without a residual, too. */
 template <class Shape, unsigned Matrices>
 __device__ __forceinline__ void ring_take(const lk_norm_launch &launch, uint64_t first,
                                           unsigned lane, uint4 *ring, unsigned stage,
@@ -130,8 +130,12 @@ __device__ __forceinline__ void ring_take(const lk_norm_launch &launch, uint64_t
             if (at >= columns || first + r >= launch.norm.rows)
                 continue;
             s[r][v] = *ring_at<Shape, Matrices>(ring, stage, 0, r, v);
-            if (Matrices == 1)
+            if (Matrices == 1) {
+                if (launch.forward.sum)
+                    store_group(norm_find_row(&launch, first + r).sum, at, columns, LK_WHOLE,
+                                s[r][v]);
                 continue;
+            }
             unpack_group(s[r][v], a);
             unpack_group(*ring_at<Shape, Matrices>(ring, stage, 1, r, v), b);
 #pragma unroll

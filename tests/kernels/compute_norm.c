@@ -356,6 +356,35 @@ static void outputs_may_be_left_out_or_replace_inputs(const struct compute_targe
     drop_case(c);
 }
 
+/* Every kernel that serves a class of rows writes it, also one that has no residual to add. */
+static void the_sum_without_a_residual_is_x(const struct compute_target *t)
+{
+    static const struct shape own[] = {
+        {3,  257,  0, 0},
+        { 9, 1024, 0, 0},
+        { 3, 5120, 0, 0},
+        { 3, 8192, 0, 0},
+        { 2, 9000, 0, 0},
+    };
+    uint64_t state = 73;
+
+    for (unsigned int i = 0; i < 2 * sizeof(own) / sizeof(*own); i++) {
+        struct norm_case *c = make_case(t, &own[i / 2], FILL_RANDOM, i % 2, &state);
+        struct lk_norm_forward forward = { .x = c->m[X].memory.far,
+                                           .x_stride = c->m[X].stride,
+                                           .sum = c->m[SUM].memory.far,
+                                           .sum_stride = c->m[SUM].stride,
+                                           .y = c->m[Y].memory.far,
+                                           .y_stride = c->m[Y].stride };
+
+        CHECK(t->lib.lk_norm_forward(&c->norm, &forward, NULL) == 0);
+        memory_down(&c->m[SUM].memory);
+        for (uint64_t r = 0; r < c->norm.rows; r++)
+            CHECK(memcmp(rows_at(&c->m[SUM], r), rows_at(&c->m[X], r), c->norm.columns * 2) == 0);
+        drop_case(c);
+    }
+}
+
 static void what_is_not_finite_stays_in_its_row(const struct compute_target *t)
 {
     for (unsigned int kind = 0; kind < 2; kind++) {
@@ -407,6 +436,7 @@ void check_norm(const struct compute_target *t)
 {
     results_follow_the_formula(t);
     outputs_may_be_left_out_or_replace_inputs(t);
+    the_sum_without_a_residual_is_x(t);
     what_is_not_finite_stays_in_its_row(t);
     wrong_arguments_are_refused(t);
 }
