@@ -250,13 +250,14 @@ static int run_spread(struct lk_blas *blas, const struct lk_gemm_groups *groups,
 
 /* ---- equal ones, as one batch ---- */
 
-/* From one of a matrix to the next one, in elements. */
+/* From one of a matrix to the next one, in elements. Never backwards: that is nowhere promised to be served, and two matrices
+ * lie evenly wherever they are. */
 static bool find_step(const void *first, const void *second, enum lk_type type, int64_t *out)
 {
     int64_t bytes = (int64_t)((uintptr_t)second - (uintptr_t)first);
 
     *out = bytes / (int64_t)lk_type_bytes(type);
-    return bytes % (int64_t)lk_type_bytes(type) == 0;
+    return bytes >= 0 && bytes % (int64_t)lk_type_bytes(type) == 0;
 }
 
 /* Whether matrix `i` lies where the steps lead to. */

@@ -322,7 +322,17 @@ static int even_groups_are_right(struct grouped g)
     return failed + run_way(g, LK_GROUP_BATCHED, ANY);
 }
 
-/* Of which one differs from the others in something. */
+static void turn_around(struct grouped *g)
+{
+    for (int e = 0; e < EXPERTS / 2; e++) {
+        struct lk_gemm first = g->gemms[e];
+
+        g->gemms[e] = g->gemms[EXPERTS - 1 - e];
+        g->gemms[EXPERTS - 1 - e] = first;
+    }
+}
+
+/* Of which one differs from the others in something; then all lie one before another. */
 static int what_is_no_batch_is_made_otherwise(const struct compute_target *t, struct lk_blas *blas)
 {
     struct grouped g = { .t = t, .blas = blas, .type = LK_BF16, .hidden = 40, .ffn = 64 };
@@ -336,7 +346,7 @@ static int what_is_no_batch_is_made_otherwise(const struct compute_target *t, st
     g.tokens = even;
     groups.workspace = workspace_take(t, t->lib.lk_gemm_groups_workspace_bytes(blas));
     make(&g);
-    for (int change = 0; change < 5; change++) {
+    for (int change = 0; change < 6; change++) {
         struct lk_gemm *odd = &g.gemms[3], old = *odd;
 
         if (change == 1)
@@ -348,6 +358,10 @@ static int what_is_no_batch_is_made_otherwise(const struct compute_target *t, st
         else if (change == 4) {
             odd->c = odd->d;
             odd->c_stride = odd->d_stride;
+        } else if (change == 5) {
+            turn_around(&g);
+            old = *odd;
+            groups.grouping = LK_GROUP_AUTO;
         }
         t->lib.lk_blas_counts(blas, &before);
         CHECK(t->lib.lk_gemm_groups_run(blas, &groups, NULL) == 0);
