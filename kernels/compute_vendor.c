@@ -269,12 +269,17 @@ static cublasStatus_t describe_bias(const struct lk_vendor *vendor, const struct
     return status;
 }
 
-#if CUBLAS_VERSION >= 130100
+/* The library that was found may be older than the headers. */
+#define KNOWS_LISTS 130100
+
+#if CUBLAS_VERSION >= KNOWS_LISTS
 static cublasStatus_t describe_list(const struct lk_vendor *vendor,
                                     cublasLtMatrixLayoutOpaque_t *layout)
 {
     uint32_t mode = CUBLASLT_BATCH_MODE_POINTER_ARRAY;
 
+    if (vendor->api.cublasLtGetVersion() < KNOWS_LISTS)
+        return CUBLAS_STATUS_NOT_SUPPORTED;
     return vendor->api.cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_MODE,
                                                         &mode, sizeof(mode));
 }

@@ -305,6 +305,8 @@ static void *counted(const struct compute_target *t, const char *name)
 static int even_groups_are_right(struct grouped g)
 {
     const struct ways_taken batched = { 0, EXPERTS, 0 }, spread = { 0, 0, EXPERTS };
+    const struct ways_taken in_a_row = { 0 };
+    int *version = counted(g.t, "fake_version");
     int failed = 0;
 
     g.tokens = even;
@@ -314,6 +316,13 @@ static int even_groups_are_right(struct grouped g)
     g.scattered = true; /* the vendor may have nothing for these, nor for what is not aligned */
     failed += run_way(g, LK_GROUP_BATCHED, counted(g.t, "fake_streams_used") ? batched : ANY);
     failed += run_way(g, LK_GROUP_AUTO, ANY);
+    if (version) { /* a library that is older than what this was compiled with */
+        const int now = *version;
+
+        *version = now / 10000 * 10000;
+        failed += run_way(g, LK_GROUP_BATCHED, in_a_row);
+        *version = now;
+    }
     g.scattered = false;
     g.shift = 1;
     failed += run_way(g, LK_GROUP_BATCHED, ANY);
