@@ -36,6 +36,31 @@ void lc_json_uint(struct lc_json *json, uint64_t value);
 void lc_json_double(struct lc_json *json, double value); /* NaN and infinities become null */
 void lc_json_bool(struct lc_json *json, bool value);
 
+/* A key and its value. */
+static inline void lc_json_key_string(struct lc_json *json, const char *key, const char *text)
+{
+    lc_json_key(json, key);
+    lc_json_string(json, text);
+}
+
+static inline void lc_json_key_int(struct lc_json *json, const char *key, int64_t value)
+{
+    lc_json_key(json, key);
+    lc_json_int(json, value);
+}
+
+static inline void lc_json_key_double(struct lc_json *json, const char *key, double value)
+{
+    lc_json_key(json, key);
+    lc_json_double(json, value);
+}
+
+static inline void lc_json_key_bool(struct lc_json *json, const char *key, bool value)
+{
+    lc_json_key(json, key);
+    lc_json_bool(json, value);
+}
+
 /* Ends the document with a newline. 0, or -EINVAL after a misuse, or -EIO. */
 int lc_json_finish(struct lc_json *json);
 

@@ -98,30 +98,6 @@ static void read_line(const char *path, const char *key, char *text, size_t size
     }
 }
 
-static void key_string(struct lc_json *json, const char *key, const char *value)
-{
-    lc_json_key(json, key);
-    lc_json_string(json, value);
-}
-
-static void key_int(struct lc_json *json, const char *key, int64_t value)
-{
-    lc_json_key(json, key);
-    lc_json_int(json, value);
-}
-
-static void key_double(struct lc_json *json, const char *key, double value)
-{
-    lc_json_key(json, key);
-    lc_json_double(json, value);
-}
-
-static void key_bool(struct lc_json *json, const char *key, bool value)
-{
-    lc_json_key(json, key);
-    lc_json_bool(json, value);
-}
-
 void lc_bench_write_machine(struct lc_json *json, const struct lc_bench *bench)
 {
     const struct lc_bench_machine *machine = &bench->machine;
@@ -130,20 +106,20 @@ void lc_bench_write_machine(struct lc_json *json, const struct lc_bench *bench)
     lc_json_key(json, "machine");
     lc_json_object(json);
     read_line("/proc/cpuinfo", "model name", text, sizeof(text));
-    key_string(json, "cpu", text);
-    key_int(json, "cores", sysconf(_SC_NPROCESSORS_ONLN));
-    key_bool(json, "rig", machine->rig);
-    key_string(json, "gpu", machine->gpu);
-    key_int(json, "gpus", machine->gpus);
+    lc_json_key_string(json, "cpu", text);
+    lc_json_key_int(json, "cores", sysconf(_SC_NPROCESSORS_ONLN));
+    lc_json_key_bool(json, "rig", machine->rig);
+    lc_json_key_string(json, "gpu", machine->gpu);
+    lc_json_key_int(json, "gpus", machine->gpus);
     read_line("/sys/module/nvidia/version", "", text, sizeof(text));
-    key_string(json, "driver", machine->rig ? "none" : text);
-    key_int(json, "driver_cuda", machine->driver);
+    lc_json_key_string(json, "driver", machine->rig ? "none" : text);
+    lc_json_key_int(json, "driver_cuda", machine->driver);
     nccl_text(machine->nccl, text, sizeof(text));
-    key_string(json, "nccl", text);
-    key_string(json, "nccl_path", machine->nccl_path);
-    key_string(json, "cudart_path", machine->cudart_path);
-    key_int(json, "ranks", bench->ranks);
-    key_int(json, "nodes", bench->nodes);
+    lc_json_key_string(json, "nccl", text);
+    lc_json_key_string(json, "nccl_path", machine->nccl_path);
+    lc_json_key_string(json, "cudart_path", machine->cudart_path);
+    lc_json_key_int(json, "ranks", bench->ranks);
+    lc_json_key_int(json, "nodes", bench->nodes);
     lc_json_end(json);
 }
 
@@ -157,7 +133,7 @@ static void write_settings(struct lc_json *json)
     lc_json_object(json);
     for (size_t i = 0; i < count && i < sizeof(entries) / sizeof(*entries); i++) {
         if (strcmp(entries[i].value, entries[i].dflt) != 0)
-            key_string(json, entries[i].name, entries[i].value);
+            lc_json_key_string(json, entries[i].name, entries[i].value);
     }
     lc_json_end(json);
 }
@@ -168,7 +144,7 @@ static void begin_json(struct lc_bench_output *output, int argc, char **argv)
 
     lc_json_init(json, output->json_file.out);
     lc_json_object(json);
-    key_string(json, "schema", "loongcomm.bench/1");
+    lc_json_key_string(json, "schema", "loongcomm.bench/1");
     lc_bench_write_machine(json, output->bench);
     lc_json_key(json, "command");
     lc_json_array(json);
@@ -277,38 +253,38 @@ static void write_record(struct lc_bench_output *output, const struct lc_bench_c
     int ranks = output->bench->ranks;
 
     lc_json_object(json);
-    key_string(json, "op", lc_bench_op_names[kase->op]);
-    key_int(json, "bytes", (int64_t)kase->bytes);
-    key_string(json, "dtype", lc_bench_dtypes[kase->dtype].name);
-    key_int(json, "ranks", ranks);
-    key_double(json, "live", kase->live);
-    key_double(json, "live_drawn", lc_bench_live_share(kase, ranks));
-    key_bool(json, "inplace", kase->inplace);
-    key_bool(json, "graph", kase->graph);
-    key_bool(json, "sendrecv", kase->sendrecv);
-    key_int(json, "tensors", kase->tensors);
-    key_string(json, "variant", lc_bench_side_name(output->bench->options, variant));
-    key_double(json, "median_us", f->median);
-    key_double(json, "p10_us", f->p10);
-    key_double(json, "p25_us", f->p25);
-    key_double(json, "p75_us", f->p75);
-    key_double(json, "p99_us", f->p99);
-    key_double(json, "algbw", lc_bench_algbw(kase, f->median));
-    key_double(json, "busbw", lc_bench_busbw(kase, ranks, f->median));
-    key_double(json, "cpu_s_per_gb", f->cpu);
-    key_bool(json, "verified", true); /* a wrong result ends the run */
-    key_int(json, "rounds", result->rounds);
-    key_int(json, "iters", result->iters);
-    key_int(json, "inner", result->inner);
-    key_int(json, "slots", result->slots);
+    lc_json_key_string(json, "op", lc_bench_op_names[kase->op]);
+    lc_json_key_int(json, "bytes", (int64_t)kase->bytes);
+    lc_json_key_string(json, "dtype", lc_bench_dtypes[kase->dtype].name);
+    lc_json_key_int(json, "ranks", ranks);
+    lc_json_key_double(json, "live", kase->live);
+    lc_json_key_double(json, "live_drawn", lc_bench_live_share(kase, ranks));
+    lc_json_key_bool(json, "inplace", kase->inplace);
+    lc_json_key_bool(json, "graph", kase->graph);
+    lc_json_key_bool(json, "sendrecv", kase->sendrecv);
+    lc_json_key_int(json, "tensors", kase->tensors);
+    lc_json_key_string(json, "variant", lc_bench_side_name(output->bench->options, variant));
+    lc_json_key_double(json, "median_us", f->median);
+    lc_json_key_double(json, "p10_us", f->p10);
+    lc_json_key_double(json, "p25_us", f->p25);
+    lc_json_key_double(json, "p75_us", f->p75);
+    lc_json_key_double(json, "p99_us", f->p99);
+    lc_json_key_double(json, "algbw", lc_bench_algbw(kase, f->median));
+    lc_json_key_double(json, "busbw", lc_bench_busbw(kase, ranks, f->median));
+    lc_json_key_double(json, "cpu_s_per_gb", f->cpu);
+    lc_json_key_bool(json, "verified", true); /* a wrong result ends the run */
+    lc_json_key_int(json, "rounds", result->rounds);
+    lc_json_key_int(json, "iters", result->iters);
+    lc_json_key_int(json, "inner", result->inner);
+    lc_json_key_int(json, "slots", result->slots);
     if (ratio && variant == LC_BENCH_OURS) {
         lc_json_key(json, "ratio");
         lc_json_object(json);
-        key_double(json, "median", ratio->median);
-        key_double(json, "p10", ratio->p10);
-        key_double(json, "p25", ratio->p25);
-        key_double(json, "p75", ratio->p75);
-        key_double(json, "p90", ratio->p99);
+        lc_json_key_double(json, "median", ratio->median);
+        lc_json_key_double(json, "p10", ratio->p10);
+        lc_json_key_double(json, "p25", ratio->p25);
+        lc_json_key_double(json, "p75", ratio->p75);
+        lc_json_key_double(json, "p90", ratio->p99);
         lc_json_key(json, "rounds");
         lc_json_array(json);
         for (int i = 0; i < result->rounds; i++)

@@ -23,24 +23,6 @@ struct lc_ways_output {
 static const char *const states[] = { "left",  "ruled-out", "same",    "slow",
                                       "tried", "behind",    "measured" };
 
-static void key_string(struct lc_json *json, const char *key, const char *value)
-{
-    lc_json_key(json, key);
-    lc_json_string(json, value);
-}
-
-static void key_int(struct lc_json *json, const char *key, int64_t value)
-{
-    lc_json_key(json, key);
-    lc_json_int(json, value);
-}
-
-static void key_double(struct lc_json *json, const char *key, double value)
-{
-    lc_json_key(json, key);
-    lc_json_double(json, value);
-}
-
 static double percentile(const double *values, int n, double percent)
 {
     double copy[LC_WAYS_ROUNDS];
@@ -87,15 +69,15 @@ int lc_ways_output_open(const struct lc_ways_job *job, int argc, char **argv,
 
         lc_json_init(json, output->out);
         lc_json_object(json);
-        key_string(json, "schema", "loongcomm.bench/1");
+        lc_json_key_string(json, "schema", "loongcomm.bench/1");
         lc_bench_write_machine(json, job->bench);
         lc_json_key(json, "command");
         lc_json_array(json);
         for (int i = 0; i < argc; i++)
             lc_json_string(json, argv[i]);
         lc_json_end(json);
-        key_int(json, "channels", job->channels[0]);
-        key_int(json, "wide_channels", job->channels[1]);
+        lc_json_key_int(json, "channels", job->channels[0]);
+        lc_json_key_int(json, "wide_channels", job->channels[1]);
         lc_json_key(json, "records");
         lc_json_array(json);
     }
@@ -115,32 +97,32 @@ static void write_record(struct lc_json *json, const struct lc_bench_case *kase,
     double low, high;
 
     lc_json_object(json);
-    key_string(json, "op", lc_bench_op_names[kase->op]);
-    key_int(json, "bytes", (int64_t)kase->bytes);
-    key_string(json, "dtype", lc_bench_dtypes[kase->dtype].name);
+    lc_json_key_string(json, "op", lc_bench_op_names[kase->op]);
+    lc_json_key_int(json, "bytes", (int64_t)kase->bytes);
+    lc_json_key_string(json, "dtype", lc_bench_dtypes[kase->dtype].name);
     lc_json_key(json, "graph");
     lc_json_bool(json, kase->graph);
     lc_json_key(json, "verified"); /* the first call; a wrong result ends the run */
     lc_json_bool(json, !kase->unchecked && e->first_us > 0);
     lc_way_name(e->way, name);
-    key_string(json, "way", name);
-    key_string(json, "state", states[e->state]);
+    lc_json_key_string(json, "way", name);
+    lc_json_key_string(json, "state", states[e->state]);
     if (e->choice) {
         choice_name(e->choice, name);
-        key_string(json, "choice", name);
+        lc_json_key_string(json, "choice", name);
     }
     if (e->first_us > 0)
-        key_double(json, "first_us", e->first_us);
+        lc_json_key_double(json, "first_us", e->first_us);
     if (e->rounds) {
-        key_double(json, "median_us", lc_ways_median(e->us, e->rounds));
+        lc_json_key_double(json, "median_us", lc_ways_median(e->us, e->rounds));
         lc_json_key(json, "ratio");
         lc_json_object(json);
-        key_double(json, "median", lc_ways_median(e->ratio, e->rounds));
+        lc_json_key_double(json, "median", lc_ways_median(e->ratio, e->rounds));
         lc_ways_bounds(e, noise, &low, &high);
-        key_double(json, "low", low); /* what the median is between */
-        key_double(json, "high", high);
-        key_double(json, "p10", percentile(e->ratio, e->rounds, 10));
-        key_double(json, "p90", percentile(e->ratio, e->rounds, 90));
+        lc_json_key_double(json, "low", low); /* what the median is between */
+        lc_json_key_double(json, "high", high);
+        lc_json_key_double(json, "p10", percentile(e->ratio, e->rounds, 10));
+        lc_json_key_double(json, "p90", percentile(e->ratio, e->rounds, 90));
         lc_json_key(json, "rounds");
         lc_json_array(json);
         for (int i = 0; i < e->rounds; i++)
@@ -207,7 +189,7 @@ int lc_ways_output_close(struct lc_ways_output *output, int left, bool good)
         printf("%d cases are left: the time is up\n", left);
     if (output->out) {
         lc_json_end(&output->json);
-        key_int(&output->json, "left", left > 0 ? left : 0);
+        lc_json_key_int(&output->json, "left", left > 0 ? left : 0);
         lc_json_end(&output->json);
         err = good ? lc_json_finish(&output->json) : 0;
         if (fclose(output->out))

@@ -498,47 +498,35 @@ static void stuck(int sig)
 
 /* ---- output ---- */
 
-static void key_double(struct lc_json *json, const char *key, double value)
-{
-    lc_json_key(json, key);
-    lc_json_double(json, value);
-}
-
-static void key_string(struct lc_json *json, const char *key, const char *value)
-{
-    lc_json_key(json, key);
-    lc_json_string(json, value);
-}
-
 static void write_row(struct lc_json *json, const struct row *row)
 {
     lc_json_object(json);
-    key_string(json, "schema", "loongcomm.bench/1");
-    key_string(json, "op",
-               row->c->exchange ? "rings all-to-all"
-               : row->c->lines  ? "rings one-shot"
-                                : "rings all-reduce");
-    key_string(json, "case", row->c->what);
-    key_double(json, "ranks", bench.ranks);
-    key_double(json, "variant", row->variant);
-    key_string(json, "variant_name", row->variant_name);
-    key_double(json, "ctas", row->ctas);
-    key_double(json, "channels", row->shape.channels);
-    key_double(json, "slots", row->shape.slots);
-    key_double(json, "bytes", (double)row->bytes);
-    key_double(json, "samples", row->samples);
-    key_double(json, "median_us", row->median_us);
-    key_double(json, "p10", row->p10_us);
-    key_double(json, "p90", row->p90_us);
-    key_double(json, "algbw", (double)row->bytes / row->median_us / 1000);
-    key_double(json, "must_move_bytes", row->must_move);
-    key_double(json, "roofline_us", row->roofline_us);
-    key_double(json, "share_of_roofline", row->roofline_us / row->median_us);
-    key_double(json, "bound_us", row->c->bound_us);
-    key_double(json, "copy_gbs", bench.copy_gbs);
+    lc_json_key_string(json, "schema", "loongcomm.bench/1");
+    lc_json_key_string(json, "op",
+                       row->c->exchange ? "rings all-to-all"
+                       : row->c->lines  ? "rings one-shot"
+                                        : "rings all-reduce");
+    lc_json_key_string(json, "case", row->c->what);
+    lc_json_key_double(json, "ranks", bench.ranks);
+    lc_json_key_double(json, "variant", row->variant);
+    lc_json_key_string(json, "variant_name", row->variant_name);
+    lc_json_key_double(json, "ctas", row->ctas);
+    lc_json_key_double(json, "channels", row->shape.channels);
+    lc_json_key_double(json, "slots", row->shape.slots);
+    lc_json_key_double(json, "bytes", (double)row->bytes);
+    lc_json_key_double(json, "samples", row->samples);
+    lc_json_key_double(json, "median_us", row->median_us);
+    lc_json_key_double(json, "p10", row->p10_us);
+    lc_json_key_double(json, "p90", row->p90_us);
+    lc_json_key_double(json, "algbw", (double)row->bytes / row->median_us / 1000);
+    lc_json_key_double(json, "must_move_bytes", row->must_move);
+    lc_json_key_double(json, "roofline_us", row->roofline_us);
+    lc_json_key_double(json, "share_of_roofline", row->roofline_us / row->median_us);
+    lc_json_key_double(json, "bound_us", row->c->bound_us);
+    lc_json_key_double(json, "copy_gbs", bench.copy_gbs);
     lc_json_key(json, "verified");
     lc_json_bool(json, row->verified);
-    key_string(json, "machine", bench.machine);
+    lc_json_key_string(json, "machine", bench.machine);
     lc_json_end(json);
 }
 

@@ -22,24 +22,6 @@ struct figures {
     double median, p10, q1, q3, p90, p99;
 };
 
-static void key_double(struct lc_json *json, const char *key, double value)
-{
-    lc_json_key(json, key);
-    lc_json_double(json, value);
-}
-
-static void key_string(struct lc_json *json, const char *key, const char *value)
-{
-    lc_json_key(json, key);
-    lc_json_string(json, value);
-}
-
-static void key_int(struct lc_json *json, const char *key, int64_t value)
-{
-    lc_json_key(json, key);
-    lc_json_int(json, value);
-}
-
 static void cpu_name(char *text, size_t size)
 {
     lc_autofclose FILE *in = fopen("/proc/cpuinfo", "re");
@@ -65,14 +47,14 @@ static void write_machine(struct lc_json *json)
     lc_json_key(json, "machine");
     lc_json_object(json);
     cpu_name(text, sizeof(text));
-    key_string(json, "cpu", text);
-    key_int(json, "cores", sysconf(_SC_NPROCESSORS_ONLN));
-    key_string(json, "kernel", uname(&system) == 0 ? system.release : "unknown");
+    lc_json_key_string(json, "cpu", text);
+    lc_json_key_int(json, "cores", sysconf(_SC_NPROCESSORS_ONLN));
+    lc_json_key_string(json, "kernel", uname(&system) == 0 ? system.release : "unknown");
     lc_json_key(json, "rig");
     lc_json_bool(json, false);
-    key_string(json, "gpu", "none used");
-    key_int(json, "gpus", 0);
-    key_int(json, "ranks", 2);
+    lc_json_key_string(json, "gpu", "none used");
+    lc_json_key_int(json, "gpus", 0);
+    lc_json_key_int(json, "ranks", 2);
     lc_json_end(json);
 }
 
@@ -85,7 +67,7 @@ static void write_settings(struct lc_json *json)
     lc_json_object(json);
     for (size_t i = 0; i < count && i < sizeof(entries) / sizeof(*entries); i++) {
         if (strcmp(entries[i].value, entries[i].dflt) != 0)
-            key_string(json, entries[i].name, entries[i].value);
+            lc_json_key_string(json, entries[i].name, entries[i].value);
     }
     lc_json_end(json);
 }
@@ -96,7 +78,7 @@ static void begin_json(struct lc_bnet_output *output, int argc, char **argv)
 
     lc_json_init(json, output->out);
     lc_json_object(json);
-    key_string(json, "schema", "loongcomm.bench/1");
+    lc_json_key_string(json, "schema", "loongcomm.bench/1");
     write_machine(json);
     lc_json_key(json, "command");
     lc_json_array(json);
@@ -189,11 +171,11 @@ static void write_ratio(struct lc_json *json, const double *rounds, int n,
 {
     lc_json_key(json, "ratio");
     lc_json_object(json);
-    key_double(json, "median", ratio->median);
-    key_double(json, "p10", ratio->p10);
-    key_double(json, "p25", ratio->q1);
-    key_double(json, "p75", ratio->q3);
-    key_double(json, "p90", ratio->p90);
+    lc_json_key_double(json, "median", ratio->median);
+    lc_json_key_double(json, "p10", ratio->p10);
+    lc_json_key_double(json, "p25", ratio->q1);
+    lc_json_key_double(json, "p75", ratio->q3);
+    lc_json_key_double(json, "p90", ratio->p90);
     lc_json_key(json, "rounds");
     lc_json_array(json);
     for (int i = 0; i < n; i++)
@@ -210,26 +192,26 @@ static void write_record(struct lc_bnet_output *output, const struct lc_bnet_cas
     struct lc_json *json = &output->json;
 
     lc_json_object(json);
-    key_string(json, "op", lc_bnet_op_names[kase->op]);
-    key_int(json, "bytes", (int64_t)kase->bytes);
-    key_string(json, "dtype", "u8");
-    key_int(json, "ranks", 2);
-    key_double(json, "live", kase->live);
-    key_int(json, "flows", output->options->flows);
-    key_int(json, "depth", output->options->depth);
-    key_string(json, "variant", side);
-    key_double(json, "median_us", us->median);
-    key_double(json, "p10_us", us->p10);
-    key_double(json, "p25_us", us->q1);
-    key_double(json, "p75_us", us->q3);
-    key_double(json, "p99_us", us->p99);
-    key_double(json, "algbw", gbps(kase, us->median));
-    key_double(json, "busbw", gbps(kase, us->median));
-    key_double(json, "cpu_s_per_gb", cpu->median);
+    lc_json_key_string(json, "op", lc_bnet_op_names[kase->op]);
+    lc_json_key_int(json, "bytes", (int64_t)kase->bytes);
+    lc_json_key_string(json, "dtype", "u8");
+    lc_json_key_int(json, "ranks", 2);
+    lc_json_key_double(json, "live", kase->live);
+    lc_json_key_int(json, "flows", output->options->flows);
+    lc_json_key_int(json, "depth", output->options->depth);
+    lc_json_key_string(json, "variant", side);
+    lc_json_key_double(json, "median_us", us->median);
+    lc_json_key_double(json, "p10_us", us->p10);
+    lc_json_key_double(json, "p25_us", us->q1);
+    lc_json_key_double(json, "p75_us", us->q3);
+    lc_json_key_double(json, "p99_us", us->p99);
+    lc_json_key_double(json, "algbw", gbps(kase, us->median));
+    lc_json_key_double(json, "busbw", gbps(kase, us->median));
+    lc_json_key_double(json, "cpu_s_per_gb", cpu->median);
     lc_json_key(json, "verified");
     lc_json_bool(json, true); /* a wrong byte ends the run */
-    key_int(json, "rounds", result->rounds);
-    key_int(json, "messages", (int64_t)result->messages);
+    lc_json_key_int(json, "rounds", result->rounds);
+    lc_json_key_int(json, "messages", (int64_t)result->messages);
     if (ratios)
         write_ratio(json, ratios, result->rounds, ratio);
     lc_json_end(json);
