@@ -282,6 +282,10 @@ int run_kernel(const norm_kernel &kernel, const lk_norm_launch *launch, unsigned
                : run(kernel.function, launch, dim3(blocks), kernel.threads, kernel.shared, stream);
 }
 
+/* Whether norm_columns_kernel waits for what is before it: as it was compiled for compute capability 9, and not where the
+ * code for an older one serves a newer device. Written by lk_load_norm, by each caller alike; relaxed, false is safe. */
+bool columns_wait;
+
 /* The second launch of backward. Behind a kernel that lets it, it begins before that has ended, and waits itself. */
 int run_columns(const lk_norm_launch *launch, bool early, void *stream)
 {
@@ -296,7 +300,7 @@ int run_columns(const lk_norm_launch *launch, bool early, void *stream)
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.attrs = &attribute;
-    config.numAttrs = early;
+    config.numAttrs = early && __atomic_load_n(&columns_wait, __ATOMIC_RELAXED);
     return cudaLaunchKernelExC(&config, reinterpret_cast<const void *>(norm_columns_kernel), args);
 }
 
@@ -378,7 +382,12 @@ extern "C" int lk_load_norm(void)
                               reinterpret_cast<const void *>(general_backward[1][1]),
                               reinterpret_cast<const void *>(norm_columns_kernel) };
     int err = load_kernels(general, sizeof(general) / sizeof(*general));
+    cudaFuncAttributes columns = {};
 
+    err = err ? err
+              : cudaFuncGetAttributes(&columns,
+                                      reinterpret_cast<const void *>(norm_columns_kernel));
+    __atomic_store_n(&columns_wait, !err && columns.ptxVersion >= 90, __ATOMIC_RELAXED);
     for (unsigned i = 0; i < 4; i++) {
         const void *shifted[] = { reinterpret_cast<const void *>(
             shifted_kernels[i / 2][i % 2].function) };
