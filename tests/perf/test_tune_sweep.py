@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How tests/gpu/tune_sweep.py judges what it measured."""
+"""How tests/gpu/tune_sweep.py judges what it measured, and what it measures."""
 import os
 import sys
+import tempfile
+import types
 import unittest
+from unittest import mock
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "gpu"))
@@ -63,6 +66,41 @@ class Log(unittest.TestCase):
         for missing in ("ring/ll/2", "tree/simple/0", "wide:ring/simple/8", "tree/ll128/2"):
             seen, found = self.compare(lines, missing)
             self.assertEqual((seen, len(found)), (1, 1), missing)
+
+
+class Measure(unittest.TestCase):
+    """Pairs of networks and ranks; what runs one is stood in for."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.logs = folder.name
+
+    def measure(self, seconds=480, again=False):
+        """Which pairs were measured."""
+        ran = []
+
+        def run(pair, _seconds):
+            ran.append("%s-%d" % (pair.net, pair.ranks))
+            with open(pair.name + ".json", "w"):
+                pass
+
+        options = types.SimpleNamespace(logs=self.logs, bench="bench", command="loongcomm", net="net.so", seconds=seconds,
+                                        ranks="2,8", nets="sockets,plugin", most="256m", again=again, rig=False)
+        with mock.patch.object(tune_sweep.Pair, "run", run), mock.patch.object(tune_sweep.Pair, "check"):
+            tune_sweep.Sweep(options).measure()
+        return ran
+
+    def test_nothing_is_measured_twice_unless_asked_for(self):
+        every = ["sockets-2", "plugin-2", "sockets-8", "plugin-8"]
+        self.assertEqual(self.measure(), every)
+        self.assertEqual(self.measure(), [])
+        os.unlink(os.path.join(self.logs, "plugin-2.json"))
+        self.assertEqual(self.measure(), ["plugin-2"])
+        self.assertEqual(self.measure(again=True), every)
+
+    def test_what_there_is_no_time_for_is_left(self):
+        self.assertEqual(self.measure(seconds=0), [])
 
 
 if __name__ == "__main__":
