@@ -252,8 +252,11 @@ static void call_all(const struct row *row, int i)
         library_call(row, r, at);
 }
 
+/* None is instantiated before all captures have ended: a thread may not while it captures another stream. */
 static void make_graphs(struct row *row)
 {
+    cudaGraph_t graphs[RANKS_MAX];
+
     row->calls = row->c->kind == LK_KIND_LINES ? 20 : row->bytes < 64 * MB ? 16 : 4;
     for (uint32_t r = 0; r < bench.ranks; r++) {
         bench_use(r);
@@ -262,12 +265,13 @@ static void make_graphs(struct row *row)
     for (int i = 0; i < row->calls; i++)
         call_all(row, i);
     for (uint32_t r = 0; r < bench.ranks; r++) {
-        cudaGraph_t graph;
-
         bench_use(r);
-        CUDA(cudaStreamEndCapture(bench.of[r].stream, &graph));
-        CUDA(cudaGraphInstantiate(&row->graphs[r], graph, 0));
-        CUDA(cudaGraphDestroy(graph));
+        CUDA(cudaStreamEndCapture(bench.of[r].stream, &graphs[r]));
+    }
+    for (uint32_t r = 0; r < bench.ranks; r++) {
+        bench_use(r);
+        CUDA(cudaGraphInstantiate(&row->graphs[r], graphs[r], 0));
+        CUDA(cudaGraphDestroy(graphs[r]));
         CUDA(cudaGraphUpload(row->graphs[r], bench.of[r].stream));
         CUDA(cudaStreamSynchronize(bench.of[r].stream));
     }
