@@ -15,6 +15,7 @@
 #define LC_WAYS_LEAST  5   /* rounds, unless nobody has a chance */
 #define LC_WAYS_WITHIN 2.2 /* of the fastest, by a look or two, which may well be that wrong */
 #define LC_WAYS_NAME   48
+#define LC_WAYS_FINAL  3 /* forced ways that are measured anew beside a profile */
 
 enum lc_way_kind {
     LC_WAY_DEFAULT, /* NCCL's choice; the others' ratios are to it */
@@ -50,6 +51,8 @@ struct lc_ways_entrant {
     int rounds;
     double us[LC_WAYS_ROUNDS];    /* median of each round's samples */
     double ratio[LC_WAYS_ROUNDS]; /* NCCL's default's / it, of each round */
+    int finals;
+    double final[LC_WAYS_ROUNDS]; /* the same of rounds that nobody was chosen by */
 };
 
 struct lc_ways_options {
@@ -101,6 +104,11 @@ void lc_ways_drop(struct lc_ways_entrant *field, int n, double turns, bool *in);
 
 /* No way that is `in` can be what a profile would say, so more rounds are of no use to it. */
 bool lc_ways_hopeless(const struct lc_ways_entrant *field, int n, const bool *in);
+
+/* The best of many is also the luckiest, so what a profile is held against is measured anew: marks the forced ways (at most
+ * LC_WAYS_FINAL, none that is wide or what the profile does) that seem better than the profile, and the default, itself
+ * again and the profile. False, and nobody is marked: nothing seems better than the profile. */
+bool lc_ways_finalists(const struct lc_ways_entrant *field, int n, bool *in);
 
 /* Share of what is left of the time that a case may have; case `at` of the list. */
 double lc_ways_share(const struct lc_bench_case *cases, int n, int at);

@@ -20,6 +20,7 @@
 #define ASK_US      250.0              /* what a turn costs besides its calls */
 #define LIKELY      4                  /* that get a look however late it is */
 #define FIRST_SHARE 0.4                /* of a case's time, for that */
+#define FINAL_SHARE 0.2                /* for measuring anew what seems better than a profile */
 #define PRUNE_BYTES ((size_t)16 << 20) /* from here on a look is dear: */
 #define PRUNE       2.0                /* so far behind at the size before, it is not had */
 
@@ -328,6 +329,39 @@ static int rounds(struct context *c, const struct plan *plan, struct lc_deadline
     return 0;
 }
 
+/* A field of its own, so that nothing of the rounds before is in it. */
+static int final_rounds(struct context *c, const struct plan *plan, struct lc_deadline end)
+{
+    static struct lc_ways_entrant finalists[LC_WAYS_FIXED + LC_WAYS_FINAL];
+    struct context final = *c;
+    bool in[LC_WAYS_FIELD], all[LC_WAYS_FIXED + LC_WAYS_FINAL];
+    bool more = lc_ways_finalists(c->field, c->n, in);
+
+    final.field = finalists;
+    final.n = 0;
+    for (int i = 0; i < c->n; i++) {
+        if (in[i])
+            finalists[final.n++] = (struct lc_ways_entrant){ .way = c->field[i].way };
+    }
+    memset(all, true, sizeof(all));
+    for (int round = 0; more && round < LC_WAYS_ROUNDS; round++) {
+        int err = round_of_turns(&final, plan, round, all);
+
+        more = round + 1 < LC_WAYS_LEAST || !lc_deadline_passed(end);
+        if (!err)
+            err = agree_bool(c, &more);
+        if (err)
+            return err;
+    }
+    for (int i = 0, k = 0; i < c->n; i++) {
+        if (!in[i])
+            continue;
+        c->field[i].finals = finalists[k].rounds;
+        memcpy(c->field[i].final, finalists[k++].ratio, sizeof(c->field[i].final));
+    }
+    return 0;
+}
+
 static void enter(struct context *c)
 {
     static const struct lc_way fixed[] = { { .kind = LC_WAY_DEFAULT },
@@ -349,7 +383,7 @@ int lc_ways_measure(struct lc_ways_job *job, const struct lc_bench_case *kase,
                     const struct lc_ways_entrant *last, int n_last, double budget_s,
                     struct lc_ways_entrant *out, int *n)
 {
-    struct lc_deadline first_end, end;
+    struct lc_deadline first_end, end, final_end;
     struct context c = { .job = job, .kase = kase, .field = out, .inner = 1 };
     struct plan plan;
     int slots;
@@ -361,7 +395,9 @@ int lc_ways_measure(struct lc_ways_job *job, const struct lc_bench_case *kase,
     if (!err)
         err = warm_up(&c);
     first_end = lc_deadline_in_ms((int64_t)(budget_s * FIRST_SHARE * 1e3));
-    end = lc_deadline_in_ms((int64_t)(budget_s * 1e3));
+    final_end = lc_deadline_in_ms((int64_t)(budget_s * 1e3));
+    end = lc_deadline_in_ms(
+        (int64_t)(budget_s * (job->options->profile ? 1 - FINAL_SHARE : 1) * 1e3));
     if (!err)
         err = look(&c, last, n_last, first_end);
     if (!err)
@@ -374,6 +410,8 @@ int lc_ways_measure(struct lc_ways_job *job, const struct lc_bench_case *kase,
     err = agree(&c, &plan, sizeof(plan));
     if (!err)
         err = rounds(&c, &plan, end);
+    if (!err)
+        err = final_rounds(&c, &plan, final_end);
     *n = c.n;
     return err;
 }

@@ -15,6 +15,7 @@
 #define CLOSE       1.03   /* who is not farther behind the best stays */
 #define SURE_ROUNDS 9      /* that those who stay should have */
 #define WORTH       1.02   /* what a rule of a profile has to gain */
+#define BETTER      1.01   /* than the profile, to be measured anew */
 
 /* After so many rounds the best so many stay. */
 static const struct {
@@ -220,6 +221,49 @@ bool lc_ways_hopeless(const struct lc_ways_entrant *field, int n, const bool *in
             return false;
     }
     return true;
+}
+
+static double median_of(const struct lc_ways_entrant *entrant)
+{
+    return lc_ways_median(entrant->ratio, entrant->rounds);
+}
+
+static const struct lc_ways_entrant *find_kind(const struct lc_ways_entrant *field, int n,
+                                               enum lc_way_kind kind)
+{
+    for (int i = 0; i < n; i++) {
+        if (field[i].way->kind == kind && field[i].rounds)
+            return &field[i];
+    }
+    return NULL;
+}
+
+bool lc_ways_finalists(const struct lc_ways_entrant *field, int n, bool *in)
+{
+    const struct lc_ways_entrant *profile = find_kind(field, n, LC_WAY_PROFILE);
+    const struct lc_ways_entrant *dflt = find_kind(field, n, LC_WAY_DEFAULT);
+    bool any = profile && dflt && profile->choice != dflt->choice &&
+               median_of(profile) * BETTER < median_of(dflt);
+
+    for (int i = 0; i < n; i++)
+        in[i] = false;
+    for (int count = 0; profile && count < LC_WAYS_FINAL; count++) {
+        int best = -1;
+
+        for (int i = 0; i < n; i++) {
+            if (!in[i] && !is_fixed(&field[i]) && !field[i].way->wide &&
+                field[i].state == LC_WAY_MEASURED && field[i].choice != profile->choice &&
+                median_of(&field[i]) > BETTER * median_of(profile) &&
+                (best < 0 || median_of(&field[i]) > median_of(&field[best])))
+                best = i;
+        }
+        if (best < 0)
+            break;
+        any = in[best] = true;
+    }
+    for (int i = 0; any && i < n; i++)
+        in[i] |= is_fixed(&field[i]) && field[i].rounds;
+    return any;
 }
 
 /* All-reduce moves its bytes twice. However short a call is, telling twenty ways apart takes hundreds of turns, each with a

@@ -90,11 +90,31 @@ int lc_ways_output_open(const struct lc_ways_job *job, int argc, char **argv,
     return 0;
 }
 
+static void write_ratios(struct lc_json *json, const char *key, const struct lc_ways_entrant *e,
+                         double noise)
+{
+    double low, high;
+
+    lc_json_key(json, key);
+    lc_json_object(json);
+    lc_json_key_double(json, "median", lc_ways_median(e->ratio, e->rounds));
+    lc_ways_bounds(e, noise, &low, &high);
+    lc_json_key_double(json, "low", low); /* what the median is between */
+    lc_json_key_double(json, "high", high);
+    lc_json_key_double(json, "p10", percentile(e->ratio, e->rounds, 10));
+    lc_json_key_double(json, "p90", percentile(e->ratio, e->rounds, 90));
+    lc_json_key(json, "rounds");
+    lc_json_array(json);
+    for (int i = 0; i < e->rounds; i++)
+        lc_json_double(json, e->ratio[i]);
+    lc_json_end(json);
+    lc_json_end(json);
+}
+
 static void write_record(struct lc_json *json, const struct lc_bench_case *kase,
                          const struct lc_ways_entrant *e, double noise)
 {
     char name[LC_WAYS_NAME];
-    double low, high;
 
     lc_json_object(json);
     lc_json_key_string(json, "op", lc_bench_op_names[kase->op]);
@@ -115,20 +135,13 @@ static void write_record(struct lc_json *json, const struct lc_bench_case *kase,
         lc_json_key_double(json, "first_us", e->first_us);
     if (e->rounds) {
         lc_json_key_double(json, "median_us", lc_ways_median(e->us, e->rounds));
-        lc_json_key(json, "ratio");
-        lc_json_object(json);
-        lc_json_key_double(json, "median", lc_ways_median(e->ratio, e->rounds));
-        lc_ways_bounds(e, noise, &low, &high);
-        lc_json_key_double(json, "low", low); /* what the median is between */
-        lc_json_key_double(json, "high", high);
-        lc_json_key_double(json, "p10", percentile(e->ratio, e->rounds, 10));
-        lc_json_key_double(json, "p90", percentile(e->ratio, e->rounds, 90));
-        lc_json_key(json, "rounds");
-        lc_json_array(json);
-        for (int i = 0; i < e->rounds; i++)
-            lc_json_double(json, e->ratio[i]);
-        lc_json_end(json);
-        lc_json_end(json);
+        write_ratios(json, "ratio", e, noise);
+    }
+    if (e->finals) {
+        struct lc_ways_entrant anew = { .way = e->way, .rounds = e->finals };
+
+        memcpy(anew.ratio, e->final, sizeof(anew.ratio));
+        write_ratios(json, "final", &anew, noise);
     }
     lc_json_end(json);
 }

@@ -32,16 +32,36 @@ class Judge(unittest.TestCase):
         self.assertEqual(self.judge(1.0)[:2], (False, False))
         self.assertEqual(self.judge(1.5, 1.54), (False, False, "ring/simple/2", "ring/simple/2"))
 
-    def test_slower_than_equal_sides_differ(self):
+    def test_slower_than_medians_of_equal_sides_differ(self):
         self.assertEqual(self.judge(0.98)[:2], (True, False))
-        self.assertEqual(self.judge(0.98, again=(1.0, 0.97, 1.0))[0], False)
-        self.assertEqual(self.judge(0.98, again=(1.0, 1.0, 1.03))[0], False)
+        self.assertEqual(self.judge(0.98, again=(1.0, 0.9, 1.1))[0], True)  # single rounds say nothing of medians
+        self.assertEqual(self.judge(0.98, again=(0.97, 0.97, 0.97))[0], False)
+        self.assertEqual(self.judge(0.98, again=(1.03, 1.03, 1.03))[0], False)
         self.assertEqual(self.judge(0.98, choice="tree/ll/0")[0], False)  # it is the default
 
     def test_behind_the_best_by_more_than_3_percent_and_chance(self):
         self.assertEqual(self.judge(1.5, 1.55)[1], True)
-        self.assertEqual(self.judge(1.5, 1.55, again=(1.0, 0.96, 1.0))[1], False)
+        self.assertEqual(self.judge(1.5, 1.55, again=(0.96, 0.96, 0.96))[1], False)
         self.assertEqual(self.judge(1.5, 1.55, choice="ring/simple/2")[1], False)  # it is the best
+
+    def test_what_seemed_better_counts_by_rounds_of_its_own(self):
+        def anew(profile, way, default=1.0, again=1.0):
+            fresh = field(1.5, 1.7)
+            for name, ratio in (("default", default), ("again", again), ("profile", profile), ("ring/simple/2", way)):
+                fresh[name]["final"] = dict(record(ratio, "")["ratio"])
+            return fresh
+        judge = lambda *args: tune_sweep.judge("allreduce", 8, anew(*args))  # noqa: E731
+        self.assertTrue(judge(1.5, 1.52)["passed"])  # it was luck
+        self.assertAlmostEqual(judge(1.5, 1.52)["seemed_behind"], 0.2 / 1.5)
+        self.assertTrue(judge(1.5, 1.6)["not_best"])
+        self.assertTrue(judge(0.97, 0.96)["slower"])
+        self.assertEqual(judge(0.9, 0.8)["best_way"], "default")
+        self.assertFalse(judge(0.97, 0.96, 1.0, 0.96)["slower"])
+        drifting = anew(1.5, 1.5)
+        for i, ratio in enumerate((1, 9, 2, 8, 3, 7, 4, 6, 5)):  # both alike in each round
+            drifting["profile"]["final"]["rounds"][i] = ratio
+            drifting["ring/simple/2"]["final"]["rounds"][i] = ratio * 1.06
+        self.assertAlmostEqual(tune_sweep.judge("allreduce", 8, drifting)["behind_best"], 0.06)
 
     def test_what_a_tuner_cannot_give_is_told_apart(self):
         self.assertEqual(self.judge(1.5, wide=3), (False, False, "profile", "wide:ring/ll/8"))

@@ -91,6 +91,42 @@ static void rounds_end_where_nobody_gains(void)
     CHECK(!lc_ways_hopeless(field, 2, in));
 }
 
+static struct lc_ways_entrant chose(const struct lc_way *way, double ratio, uint64_t choice)
+{
+    struct lc_ways_entrant e = ran(way, ratio, ratio, ratio);
+
+    e.choice = choice;
+    return e;
+}
+
+static void what_seems_better_than_a_profile_is_measured_anew(void)
+{
+    static const struct lc_way again = { .kind = LC_WAY_AGAIN },
+                               profile = { .kind = LC_WAY_PROFILE },
+                               wide = { .kind = LC_WAY_FORCED, .wide = true };
+    struct lc_ways_entrant field[] = {
+        chose(&fixed, 1, 1),     chose(&again, 1, 1),      chose(&profile, 1.2, 2),
+        chose(&forced, 1.3, 3),  chose(&forced, 1.205, 4), /* hardly better */
+        chose(&forced, 1.5, 2),                            /* the profile's own */
+        chose(&wide, 3, 5),      chose(&forced, 1.4, 6),   /* has gone before */
+        chose(&forced, 1.22, 7), chose(&forced, 1.25, 8),  chose(&forced, 1.24, 9),
+    };
+    static const bool want[] = { true,  true,  true,  true, false, false,
+                                 false, false, false, true, true };
+    bool in[11];
+
+    field[7].state = LC_WAY_BEHIND;
+    CHECK(lc_ways_finalists(field, 11, in));
+    for (int i = 0; i < 11; i++)
+        CHECK(in[i] == want[i]);
+    CHECK(!lc_ways_finalists(field, 3, in) && !in[0] && !in[2]); /* nothing is better */
+    CHECK(!lc_ways_finalists(field, 2, in));                     /* and here is no profile */
+    field[2] = chose(&profile, 0.95, 2);
+    CHECK(lc_ways_finalists(field, 3, in) && in[0] && in[1] && in[2]); /* the default is */
+    field[2].choice = 1;
+    CHECK(!lc_ways_finalists(field, 3, in)); /* which it also does */
+}
+
 static void median_is_between_bounds_that_outliers_do_not_move(void)
 {
     struct lc_ways_entrant field[] = {
@@ -179,6 +215,7 @@ int main(void)
     who_is_clearly_behind_goes_and_who_is_within_chance_stays();
     little_time_is_for_the_best();
     rounds_end_where_nobody_gains();
+    what_seems_better_than_a_profile_is_measured_anew();
     median_is_between_bounds_that_outliers_do_not_move();
     dear_cases_get_more_time();
     channels_are_those_of_the_last_communicator();
