@@ -40,9 +40,8 @@ template <class V, class Args> struct data {
     draws random;
     float pre;
     uint32_t lane;
-    uint32_t hint; /* entry that was found last */
 
-    __device__ explicit data(const Args &a) : args(a), lane(threadIdx.x % 32), hint(0)
+    __device__ explicit data(const Args &a) : args(a), lane(threadIdx.x % 32)
     {
         const lk_ring_head &h = args.head;
 
@@ -51,28 +50,6 @@ template <class V, class Args> struct data {
         random.index = h.index + (h.device_offset ? *h.device_offset : 0);
     }
 
-    __device__ __forceinline__ uint32_t end_of(uint32_t entry) const
-    {
-        return entry + 1 < args.head.n ? args.entries[entry + 1].first : args.head.packs;
-    }
-    /* The entry of a pack of the space. */
-    __device__ __forceinline__ uint32_t find(uint32_t pack) const
-    {
-        uint32_t low = 0;
-        uint32_t high = args.head.n;
-
-        if (args.entries[hint].first <= pack && pack < end_of(hint))
-            return hint;
-        while (high - low > 1) {
-            uint32_t middle = (low + high) / 2;
-
-            if (args.entries[middle].first <= pack)
-                low = middle;
-            else
-                high = middle;
-        }
-        return low;
-    }
     __device__ __forceinline__ uint64_t in_address(const lk_ring_entry &e, uint32_t part,
                                                    uint64_t at) const
     {
@@ -85,28 +62,29 @@ template <class V, class Args> struct data {
         return e.out + at * sizeof(element);
     }
 
-    /* True if all of `packs` packs from `pack` on lie in the tensor of the first, whole, and at 16-byte borders of what
-     * is read (Reads) and written (Writes). All lanes ask the same. */
+    /* True if all of `packs` packs of a job from `pack` on lie in the tensor of the first, whole, and at 16-byte borders
+     * of what is read (Reads) and written (Writes). All lanes ask the same. */
     template <bool Reads, bool Writes>
-    __device__ __forceinline__ bool plain(uint32_t pack, uint32_t packs, uint32_t part, piece *out)
+    __device__ __forceinline__ bool plain(const job &j, uint32_t pack, uint32_t packs,
+                                          piece *out) const
     {
-        hint = find(pack);
-        const lk_ring_entry &e = args.entries[hint];
+        const lk_ring_entry &e = args.entries[entry_of(args, pack, j.entries)];
         uint64_t at = static_cast<uint64_t>(pack - e.first) * V::pack;
 
-        out->in = in_address(e, part, at);
+        out->in = in_address(e, j.part, at);
         out->out = out_address(e, at);
         return at + static_cast<uint64_t>(packs) * V::pack <= e.count &&
                ((Reads ? out->in : 0) | (Writes ? out->out : 0)) % 16 == 0;
     }
 
-    /* The pack of this lane alone. */
-    __device__ __forceinline__ piece single(uint32_t pack, uint32_t end, uint32_t part) const
+    /* The pack of this lane alone, in one of the entries. */
+    __device__ __forceinline__ piece single(uint32_t pack, uint32_t end, uint32_t part,
+                                            const entry_range &entries) const
     {
         piece p = { 0, 0, 0 };
 
         if (pack < end) {
-            const lk_ring_entry &e = args.entries[find(pack)];
+            const lk_ring_entry &e = args.entries[entry_of(args, pack, entries)];
             uint64_t at = static_cast<uint64_t>(pack - e.first) * V::pack;
             uint64_t left = at < e.count ? e.count - at : 0;
 
@@ -242,7 +220,7 @@ template <class V, class Args, class Path> struct send_work : data<V, Args> {
     __device__ __forceinline__ uint32_t slow(const job &j, uint32_t granule)
     {
         uint32_t pack = j.first + granule * granule_packs + V::lane_pack(lane);
-        piece p = this->single(pack, j.first + j.packs, j.part);
+        piece p = this->single(pack, j.first + j.packs, j.part, j.entries);
         float x[V::pack];
 
         this->load_single(p, x);
@@ -256,8 +234,7 @@ template <class V, class Args, class Path> struct send_work : data<V, Args> {
         uint32_t pack = j.first + granule * granule_packs, mask = 0;
         piece p;
 
-        if (count == Ahead &&
-            this->template plain<true, false>(pack, Ahead * granule_packs, j.part, &p))
+        if (count == Ahead && this->template plain<true, false>(j, pack, Ahead * granule_packs, &p))
             return fast<Ahead>(j, granule, p);
         if constexpr (Ahead == 1) {
             return slow(j, granule);
@@ -418,7 +395,7 @@ template <class V, class Args, class Path> struct reduce_work : data<V, Args> {
     __device__ __forceinline__ uint32_t slow(const job &j, uint32_t granule)
     {
         uint32_t pack = j.first + granule * granule_packs + V::lane_pack(lane);
-        piece p = this->single(pack, j.first + j.packs, j.part);
+        piece p = this->single(pack, j.first + j.packs, j.part, j.entries);
         float own[V::pack], sum[V::pack];
 
         this->load_single(p, own);
@@ -438,7 +415,7 @@ template <class V, class Args, class Path> struct reduce_work : data<V, Args> {
         piece p;
 
         if (count == Ahead && args.head.rings.shape.ranks == 2 &&
-            this->template plain<true, true>(pack, Ahead * granule_packs, j.part, &p))
+            this->template plain<true, true>(j, pack, Ahead * granule_packs, &p))
             return fast_pair<Ahead>(j, granule, p);
         return singly(j, granule, count);
     }
@@ -451,8 +428,7 @@ template <class V, class Args, class Path> struct reduce_work : data<V, Args> {
 
 #pragma unroll 1
         for (uint32_t i = 0; i < count; i++)
-            if (this->template plain<true, true>(pack + i * granule_packs, granule_packs, j.part,
-                                                 &p))
+            if (this->template plain<true, true>(j, pack + i * granule_packs, granule_packs, &p))
                 mask |= fast(j, granule + i, p);
             else
                 mask |= slow(j, granule + i);
@@ -496,7 +472,7 @@ template <class V, class Args> struct take_work : data<V, Args> {
     {
         uint32_t pack = j.first + granule * granule_packs + V::lane_pack(lane);
 
-        this->store_single(this->single(pack, j.first + j.packs, 0), get(j, granule));
+        this->store_single(this->single(pack, j.first + j.packs, 0, j.entries), get(j, granule));
     }
 
     template <uint32_t Ahead>
@@ -506,7 +482,7 @@ template <class V, class Args> struct take_work : data<V, Args> {
         piece p;
 
         if (count == Ahead &&
-            this->template plain<false, true>(pack, Ahead * granule_packs, 0, &p)) {
+            this->template plain<false, true>(j, pack, Ahead * granule_packs, &p)) {
             fast<Ahead>(j, granule, p);
         } else if constexpr (Ahead == 1) {
             slow(j, granule);

@@ -80,7 +80,7 @@ __device__ __forceinline__ sent_pack send_pack(const data<V, Args> &d, const lin
     sent_pack s;
     float x[V::pack];
 
-    s.p = d.single(pack, d.args.head.packs, 0);
+    s.p = d.single(pack, d.args.head.packs, 0, { 0, d.args.head.n });
     d.load_single(s.p, x);
     s.own = d.contribution(x, pack, s.p.count);
     l.send(d.args.head, pack, s.own);

@@ -50,6 +50,39 @@ struct message {
     uint32_t slot;
 };
 
+/* Where the entry of a pack lies in the list: begin <= number < end. */
+struct entry_range {
+    uint32_t begin, end;
+};
+
+/* The entry of a pack of the space, which is one of the range. */
+template <class Args>
+__device__ __forceinline__ uint32_t entry_of(const Args &args, uint32_t pack, entry_range range)
+{
+    while (range.end - range.begin > 1) {
+        uint32_t middle = (range.begin + range.end) / 2;
+
+        if (args.entries[middle].first <= pack)
+            range.begin = middle;
+        else
+            range.end = middle;
+    }
+    return range.begin;
+}
+
+/* Those of the packs from `first` to `last`. Few tensors lie between the two: what is near the first one is looked at
+ * first. */
+template <class Args>
+__device__ __forceinline__ entry_range entries_of(const Args &args, uint32_t first, uint32_t last)
+{
+    uint32_t n = args.head.n, begin = entry_of(args, first, { 0, n });
+    entry_range rest = { begin, begin + 1 };
+
+    for (uint32_t step = 1; rest.end < n && args.entries[rest.end].first <= last; step *= 2)
+        rest = { rest.end, n - rest.end > step ? rest.end + step : n };
+    return { begin, entry_of(args, last, rest) + 1 };
+}
+
 /* Written by the warp that looks before it arrives at `full`, but for `wrote`; read by data warps until they arrive at
  * `done`, and then by the warp that publishes until it arrives at `free`. */
 struct job {
@@ -62,6 +95,8 @@ struct job {
     uint32_t first; /* pack of the tile space */
     uint32_t packs; /* 0: this is the end */
     uint32_t part;  /* whose part of the input it is; 0 but for a reduce-scatter */
+    entry_range
+        entries; /* of these packs: each data warp would look for them itself, while its loads wait */
     uint32_t
         wrote; /* granules put into the slot; data warps set bits. Of the end: the call has been cut short */
     uint64_t in[LK_DEVICE_RANKS];    /* number of each source's message (take: [0]) */
@@ -173,7 +208,30 @@ template <class Args, class Path> struct call {
         out->first = first;
         out->packs = packs < left ? packs : left;
         out->part = gathers ? 0 : owner;
+        out->entries = entries_of(args, first, first + out->packs - 1);
         out->wrote = 0;
+    }
+
+    /* Of the tensors, what the job's data warps will load: what they wait for is then nearer. Of many small tensors the
+     * first ones only, so that none of the jobs behind is kept waiting. */
+    __device__ __forceinline__ void fetch_ahead(const job &j) const
+    {
+        constexpr uint32_t most = 4;
+        uint32_t elements = lk_pack_elements(args.head.wire);
+        uint32_t size = args.head.type == LK_FP32 ? 4 : 2;
+
+        for (uint32_t i = 0; i < most && j.entries.begin + i < j.entries.end; i++) {
+            const lk_ring_entry &e = args.entries[j.entries.begin + i];
+            uint64_t stride = args.head.stride ? args.head.stride : e.count;
+            uint64_t at = j.first > e.first ? uint64_t{ j.first - e.first } * elements : 0;
+            uint64_t end = uint64_t{ j.first + j.packs - e.first } * elements;
+            uint64_t tensor = e.in + j.part * stride * size;
+            uint64_t from = (tensor + at * size + 15) / 16 * 16;
+            uint64_t to = (tensor + (end < e.count ? end : e.count) * size) / 16 * 16;
+
+            if (from < to)
+                prefetch(from, static_cast<uint32_t>(to - from));
+        }
     }
 
     /* Of a unit between this rank and an owner of tiles. */
@@ -346,6 +404,7 @@ template <class Call> struct peer_order {
 
 template <class Call> struct send_role : peer_order<Call> {
     using peer_order<Call>::c;
+    static constexpr bool loads = true; /* of tensors */
     unit_counts sent;
     /* Of lane 0, which looks at the place that is next: slots that were waited for of peers which had taken out one of this
      * call, so that they were in it, too; and whether one is being waited for. */
@@ -395,6 +454,7 @@ template <class Call> struct send_role : peer_order<Call> {
 
 template <class Call> struct take_role : peer_order<Call> {
     using peer_order<Call>::c;
+    static constexpr bool loads = false;
     unit_counts taken;
 
     __device__ __forceinline__ explicit take_role(const Call &call) : peer_order<Call>{ call }
@@ -437,6 +497,7 @@ struct message_pair {
 
 /* Own tiles: a lane for each peer of a place. */
 template <class Call> struct reduce_role {
+    static constexpr bool loads = true;
     const Call &c;
     uint32_t src; /* this lane's peer */
     uint32_t member;
@@ -576,8 +637,11 @@ template <class Call, class Role> struct looking_warp {
         if (which < found)
             role.write(at, m, word, &p->jobs[number % depth]);
         __syncwarp();
-        if (which < found && c.lane % role.lanes() == 0)
+        if (which < found && c.lane % role.lanes() == 0) {
             barrier_arrive(&p->full[number % depth]);
+            if constexpr (Call::path::prefetch && Role::loads)
+                c.fetch_ahead(p->jobs[number % depth]);
+        }
         move_head(at, (found - 1) * role.lanes());
         made += found;
         return true;
