@@ -95,8 +95,10 @@ static const lk_ring_kernel *find_other(const lk_ring_head &head)
 {
     kind k = kind_of(head);
 
-    if (!lk_find_variant || head.n > LK_RING_SMALL)
+    if (!lk_find_variant)
         return nullptr;
+    if (head.n > LK_RING_SMALL)
+        return k == NARROWED ? lk_find_variant(LK_KIND_NARROWED_LIST) : nullptr;
     if (head.work == LK_WORK_LINES)
         return k == FP32 ? lk_find_variant(LK_KIND_LINES) : nullptr;
     return k == FP32       ? lk_find_variant(LK_KIND_FP32)

@@ -3,6 +3,9 @@
  * The kernels of a group of variants, and of group 0 the choice among all. For launches with few entries, of fp32 with
  * either wire, of bf16, of exchanges, and of one-shot sums of fp32.
  */
+#if LK_GROUP == 11
+#define LK_STORE "st.global.cs" /* results do not push slots out of L2 */
+#endif
 #include "kernels/cuda_variants_internal.cuh"
 
 #include "kernels/cuda_exchange_body.cuh"
@@ -17,13 +20,24 @@ using namespace lk_rings_device;
 namespace
 {
 
-template <class V, class R>
+/* All that was before is there, and what comes next may come early as well. */
+__device__ __forceinline__ void begin_early()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+template <class V, class R, unsigned N = LK_RING_SMALL, bool Early = false>
 __global__ void __launch_bounds__(R::threads, R::residents)
-    lk_variant_kernel(const __grid_constant__ ring_args<LK_RING_SMALL> args)
+    lk_variant_kernel(const __grid_constant__ ring_args<N> args)
 {
     __shared__ pipeline pipelines[ROLES];
     __shared__ __align__(128) uint8_t stages[R::stages ? R::stages : 16];
 
+    if (Early)
+        begin_early();
     run_cta<V, R>(args, pipelines, blockIdx.x, gridDim.x, stages);
 }
 
@@ -44,18 +58,15 @@ template <uint32_t Threads, bool Early>
 __global__ void __launch_bounds__(Threads)
     lk_variant_lines_kernel(const __grid_constant__ ring_args<LK_RING_SMALL> args)
 {
-#if __CUDA_ARCH__ >= 900
-    if (Early) {
-        asm volatile("griddepcontrol.wait;" ::: "memory");
-        asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-    }
-#endif
+    if (Early)
+        begin_early();
     run_lines<value_fp32>(args, blockIdx.x, gridDim.x, blockDim.x);
 }
 
-template <class V, class R> lk_ring_kernel sums()
+template <class V, class R, unsigned N = LK_RING_SMALL, bool Early = false> lk_ring_kernel sums()
 {
-    return { reinterpret_cast<const void *>(lk_variant_kernel<V, R>), R::threads, 0, 0, 0 };
+    return { reinterpret_cast<const void *>(lk_variant_kernel<V, R, N, Early>), R::threads, 0,
+             Early, 0 };
 }
 
 template <class R> lk_ring_kernel exchanges()
@@ -70,14 +81,23 @@ template <uint32_t Threads, bool Early> lk_ring_kernel lines_of()
              Early, 0 };
 }
 
-template <class R> lk_variant all_sums(const char *name)
+template <class R, bool Early = false> lk_variant all_sums(const char *name)
 {
     return { name,
-             sums<value_fp32_bf16<false>, R>(),
-             sums<value_fp32, R>(),
-             sums<value_16<false>, R>(),
+             sums<value_fp32_bf16<false>, R, LK_RING_SMALL, Early>(),
+             sums<value_fp32, R, LK_RING_SMALL, Early>(),
+             sums<value_16<false>, R, LK_RING_SMALL, Early>(),
+             {},
              {},
              {} };
+}
+
+template <class R> lk_variant sums_and_lists(const char *name)
+{
+    lk_variant v = all_sums<R>(name);
+
+    v.narrowed_list = sums<value_fp32_bf16<false>, R, LK_RING_MAX>();
+    return v;
 }
 
 template <class R, class E> lk_variant sums_and_exchanges(const char *name)
@@ -90,12 +110,13 @@ template <class R, class E> lk_variant sums_and_exchanges(const char *name)
 
 template <class E> lk_variant only_exchanges(const char *name)
 {
-    return { name, {}, {}, {}, exchanges<E>(), {} };
+    return { name, {}, {}, {}, exchanges<E>(), {}, {} };
 }
 
 [[maybe_unused]] lk_variant same_domain(lk_variant v)
 {
-    for (lk_ring_kernel *k : { &v.narrowed, &v.fp32, &v.bf16, &v.exchange, &v.lines })
+    for (lk_ring_kernel *k :
+         { &v.narrowed, &v.fp32, &v.bf16, &v.exchange, &v.lines, &v.narrowed_list })
         k->same_domain = 1;
     return v;
 }
@@ -111,10 +132,10 @@ using copying = exchange_warps<15, Path::publish_apart ? 12 : 13, 1, Path, 24>;
 const lk_variant variants[] = {
 #if LK_GROUP == 0
     sums_and_exchanges<roles<plain_path>, moving<plain_path>>("plain stores"),
-    {"one-shot, 256 threads",         {}, {}, {}, {}, lines_of<256, false>()},
-    { "one-shot, 128 threads",        {}, {}, {}, {}, lines_of<128, false>()},
-    { "one-shot, early",              {}, {}, {}, {}, lines_of<512, true>() },
-    { "one-shot, early, 128 threads", {}, {}, {}, {}, lines_of<128, true>() },
+    {"one-shot, 256 threads",         {}, {}, {}, {}, lines_of<256, false>(), {}},
+    { "one-shot, 128 threads",        {}, {}, {}, {}, lines_of<128, false>(), {}},
+    { "one-shot, early",              {}, {}, {}, {}, lines_of<512, true>(),  {}},
+    { "one-shot, early, 128 threads", {}, {}, {}, {}, lines_of<128, true>(),  {}},
 #elif LK_GROUP == 1
     sums_and_exchanges<roles<apart_path>, moving<apart_path>>("plain, publishers apart"),
     same_domain(sums_and_exchanges<roles<plain_path>, moving<plain_path>>("plain, same domain")),
@@ -140,6 +161,20 @@ const lk_variant variants[] = {
     all_sums<warp_roles<7, 14, 7, plain_path>>("plain, 7:14:7"),
     only_exchanges<exchange_warps<10, 6, 13, plain_path>>("plain, 10:6:13"),
     only_exchanges<exchange_warps<14, 10, 5, plain_path>>("plain, 14:10:5"),
+#elif LK_GROUP == 9
+    sums_and_lists<roles<prefetch_path>>("prefetch"),
+    sums_and_lists<warp_roles<8, 16, 4, prefetch_path>>("prefetch, 8:16:4"),
+    sums_and_lists<warp_roles<6, 18, 4, prefetch_path>>("prefetch, 6:18:4"),
+    sums_and_lists<warp_roles<7, 15, 6, prefetch_path>>("prefetch, 7:15:6"),
+#elif LK_GROUP == 10
+    all_sums<roles<prefetch_in_order_path>>("prefetch, packs in order"),
+    all_sums<roles<prefetch_path>, true>("prefetch, early"),
+    all_sums<warp_roles<6, 14, 8, prefetch_pull_gather_path>>("prefetch, pull gather, 6:14:8"),
+    all_sums<warp_roles<5, 12, 11, prefetch_pull_gather_path>>("prefetch, pull gather, 5:12:11"),
+    all_sums<warp_roles<6, 16, 6, prefetch_pull_path>>("prefetch, pull, 6:16:6"),
+#elif LK_GROUP == 11
+    all_sums<roles<slot_path>>("streaming results"),
+    sums_and_lists<roles<prefetch_path>>("prefetch, streaming results"),
 #else
     sums_and_exchanges<roles<pull_apart_path>, moving<pull_apart_path>>(
         "plain, pull, publishers apart"),
@@ -166,17 +201,21 @@ LK_GROUP_DECLARE(5)
 LK_GROUP_DECLARE(6)
 LK_GROUP_DECLARE(7)
 LK_GROUP_DECLARE(8)
+LK_GROUP_DECLARE(9)
+LK_GROUP_DECLARE(10)
+LK_GROUP_DECLARE(11)
 
 namespace
 {
 
 const lk_variant *(*const groups[LK_GROUPS])(int) = {
-    LK_GROUP_NAME(0), LK_GROUP_NAME(1), LK_GROUP_NAME(2), LK_GROUP_NAME(3), LK_GROUP_NAME(4),
-    LK_GROUP_NAME(5), LK_GROUP_NAME(6), LK_GROUP_NAME(7), LK_GROUP_NAME(8),
+    LK_GROUP_NAME(0), LK_GROUP_NAME(1), LK_GROUP_NAME(2),  LK_GROUP_NAME(3),
+    LK_GROUP_NAME(4), LK_GROUP_NAME(5), LK_GROUP_NAME(6),  LK_GROUP_NAME(7),
+    LK_GROUP_NAME(8), LK_GROUP_NAME(9), LK_GROUP_NAME(10), LK_GROUP_NAME(11),
 };
 
 /* Written by lk_rings_variant, read by launches; the callers keep the two apart. */
-const lk_variant product = { "product", {}, {}, {}, {}, {} };
+const lk_variant product = { "product", {}, {}, {}, {}, {}, {} };
 const lk_variant *chosen = &product;
 
 const lk_variant *variant_of(int number)
@@ -201,7 +240,8 @@ const lk_ring_kernel *kernel_of(const lk_variant *v, unsigned int kind)
                               : kind == LK_KIND_FP32     ? &v->fp32
                               : kind == LK_KIND_BF16     ? &v->bf16
                               : kind == LK_KIND_EXCHANGE ? &v->exchange
-                                                         : &v->lines;
+                              : kind == LK_KIND_LINES    ? &v->lines
+                                                         : &v->narrowed_list;
 
     return k->kernel ? k : nullptr;
 }
@@ -228,7 +268,7 @@ extern "C" LK_API const char *lk_rings_variant(int number)
 
     if (!v)
         return nullptr;
-    for (unsigned int kind = LK_KIND_NARROWED; kind <= LK_KIND_LINES; kind *= 2)
+    for (unsigned int kind = LK_KIND_NARROWED; kind <= LK_KIND_LAST; kind *= 2)
         if (!ready(kernel_of(v, kind)))
             return nullptr;
     chosen = v;
@@ -240,7 +280,7 @@ extern "C" LK_API unsigned int lk_rings_variant_kinds(int number)
     const lk_variant *v = variant_of(number);
     unsigned int kinds = 0;
 
-    for (unsigned int kind = LK_KIND_NARROWED; v && kind <= LK_KIND_LINES; kind *= 2)
+    for (unsigned int kind = LK_KIND_NARROWED; v && kind <= LK_KIND_LAST; kind *= 2)
         kinds |= kernel_of(v, kind) ? kind : 0;
     return kinds;
 }

@@ -132,6 +132,8 @@ enum lk_variant_kind {
     LK_KIND_BF16 = 4,
     LK_KIND_EXCHANGE = 8,
     LK_KIND_LINES = 16,
+    LK_KIND_NARROWED_LIST = 32, /* of many entries */
+    LK_KIND_LAST = LK_KIND_NARROWED_LIST,
 };
 
 /* Of libloongkernels-variants.so, which is the CUDA library with more kernels in it, for benchmarks and tests: launches
@@ -144,7 +146,7 @@ const char *lk_rings_variant(int number);
 unsigned int lk_rings_variant_kinds(int number);
 
 /* Of the CUDA backend, and only there where variants are linked in: the kernel of the one that was chosen, for a call of
- * one kind and of few entries; NULL: it has none. */
+ * one kind; NULL: it has none. All but LK_KIND_NARROWED_LIST are of few entries. */
 const struct lk_ring_kernel *lk_find_variant(enum lk_variant_kind kind);
 
 /* Of the CUDA backend: loads its kernels on the current device. 0 or a cudaError_t. */
