@@ -2,6 +2,8 @@
  *
  * NCCL's network plugin interfaces over one transport. They differ in types and in a few arguments; what is equal in
  * several versions is one function here, and nothing is kept but the context of interfaces that know none. */
+#include "plugin/net/abi/adapters.h"
+
 #include "common/log.h"
 #include "plugin/net/abi/abi.h"
 #include "plugin/net/settings.h"
@@ -41,6 +43,9 @@ static bool shared_ready;
 
 /* Connections and listeners that NCCL holds; any thread. */
 static long open_objects;
+
+/* Set by init, read by any thread; relaxed, since NCCL asks on the thread that called init before. */
+static bool over_tcp;
 
 static enum lc_nccl_result to_nccl(int err)
 {
@@ -138,11 +143,17 @@ static void say_devices(void)
 
     if (net->devices(&count) || count == 0)
         return;
+    __atomic_store_n(&over_tcp, strcmp(net->name, "tcp") == 0, __ATOMIC_RELAXED);
     for (int i = 0; i < count && used < sizeof(text); i++) {
         if (!net->properties(i, &props))
             used += (size_t)snprintf(text + used, sizeof(text) - used, " [%d]%s", i, props.name);
     }
     lc_info("using %s over%s", net->name, text);
+}
+
+bool lc_net_is_over_tcp(void)
+{
+    return __atomic_load_n(&over_tcp, __ATOMIC_RELAXED);
 }
 
 /* Never an error: some releases of NCCL cannot stand one. Where the transport is of no use it has no devices. */
