@@ -14,7 +14,7 @@
 #define VIRTUAL_TOPOLOGY "/var/run/nvidia-topologyd/virtualTopology.xml"
 #define NODES            4 /* how many more there are changes little */
 
-static void put(const char *name, const char *value, const char *why)
+void lc_cli_put(const char *name, const char *value, const char *why)
 {
     if (lc_cli_nccl_get(name))
         lc_cli_say("run: %s is set already and stays: %s would set it to %s", name, why, value);
@@ -84,7 +84,7 @@ static void put_file(const struct lc_cli_topo_library *library, const struct lc_
     }
     (void)snprintf(path, sizeof(path), "%.3000s/nccl-topology-%s.xml", folder, host);
     if (lc_cli_nccl_get("NCCL_TOPO_FILE") || write_file(library, topo, most_mbps, path) == 0)
-        put("NCCL_TOPO_FILE", path, why);
+        lc_cli_put("NCCL_TOPO_FILE", path, why);
 }
 
 /* How NCCL itself would see the machine: this one, or where no GPU shows here the one of the folder that is given. */
@@ -143,7 +143,7 @@ static void follow(const struct lc_cli_topo_library *library, const struct lc_to
         struct lc_topo_setting setting = library->plan_setting(plan, i);
 
         if (*setting.value)
-            put(setting.name, setting.value, why);
+            lc_cli_put(setting.name, setting.value, why);
         else if (!written)
             put_file(library, topo, library->plan_most_mbps(plan), folder, why);
     }
@@ -178,10 +178,10 @@ static void plan_machine(const char *folder, const char *input, bool only_correc
 void lc_cli_apply_plan(const struct lc_config *config, const char *input)
 {
     switch (config->pxn) {
-    case LC_PEER_OFF: put("NCCL_PXN_DISABLE", "1", "LOONGCOMM_PXN=off"); break;
+    case LC_PEER_OFF: lc_cli_put("NCCL_PXN_DISABLE", "1", "LOONGCOMM_PXN=off"); break;
     case LC_PEER_FORCE:
-        put("NCCL_PXN_DISABLE", "0", "LOONGCOMM_PXN=force");
-        put("NCCL_P2P_PXN_LEVEL", "2", "LOONGCOMM_PXN=force");
+        lc_cli_put("NCCL_PXN_DISABLE", "0", "LOONGCOMM_PXN=force");
+        lc_cli_put("NCCL_P2P_PXN_LEVEL", "2", "LOONGCOMM_PXN=force");
         plan_machine(config->dir, input, true);
         break;
     default: plan_machine(config->dir, input, false); break;

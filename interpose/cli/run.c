@@ -42,6 +42,10 @@ static const char help[] =
     "ports elsewhere than they are (containers, firmware without NUMA nodes), NCCL is given a topology\n"
     "file, written into the folder of --dir.\n"
     "\n"
+    "Where NCCL_NET_PLUGIN names loongcomm's network plugin and the launcher's variables say that the\n"
+    "job has 2 to 4 ranks, each on a node of its own, NCCL is told to make more channels than it does\n"
+    "for TCP, with a line for each variable; LOONGCOMM_NET_CHANNELS=auto|force|off governs that.\n"
+    "\n"
     "exit code: CMD's; 127 if CMD is not found, 126 if it cannot be executed, 2 for wrong usage, 1 if\n"
     "the library is missing or cannot be preloaded.\n"
     "\n"
@@ -235,6 +239,8 @@ int lc_cli_run(int argc, char **argv)
     lc_cli_settings_load(&settings);
     if (settings.config.enable)
         lc_cli_apply_plan(&settings.config, topology);
+    /* A rank without the library has the plugin, and must have as many channels as the others. */
+    lc_cli_apply_channels(&settings.config);
     (void)execvp(options.command[0], options.command);
     err = errno;
     lc_cli_say("run: %s: %s", options.command[0], strerror(err));

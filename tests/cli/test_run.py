@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import os
+import re
 import stat
 import sys
 import unittest
@@ -98,6 +99,48 @@ class Run(CliTest):
     def test_a_setting_of_the_user_is_kept_when_no_option_changes_it(self):
         lines = call("run", "--", "env", LOONGCOMM_REPORT="off").stdout.splitlines()
         self.assertIn("LOONGCOMM_REPORT=off", lines)
+
+    def channels(self, *options, **changes):
+        """The variables about channels that a command gets, and what was said."""
+        result = call("run", *options, "--", "env", **changes)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        got = dict(line.split("=", 1) for line in result.stdout.splitlines()
+                   if re.match(r"NCCL_(MIN_CTAS|\w*CHANNELS\w*)=", line))
+        return {k: v for k, v in got.items() if k not in changes}, result.stderr.splitlines()
+
+    def test_small_jobs_over_the_network_plugin_get_more_channels(self):
+        job = {"NCCL_NET_PLUGIN": "loongcomm", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
+        for changes, number in ((job, "8"), (dict(job, WORLD_SIZE="4"), "4"),
+                                (dict(job, NCCL_NET_PLUGIN="a,/x/libnccl-net-loongcomm.so"), "8"),
+                                (dict(job, NCCL_NET="LoongComm", LOONGCOMM_ENABLE="no"), "8"),
+                                ({"NCCL_NET_PLUGIN": "loongcomm", "LOONGCOMM_NET_CHANNELS": "force"}, "8"),
+                                ({"NCCL_NET_PLUGIN": "loongcomm", "OMPI_COMM_WORLD_SIZE": "3",
+                                  "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "4")):
+            got, said = self.channels(**changes)
+            self.assertEqual(got, {"NCCL_MIN_CTAS": number, "NCCL_NCHANNELS_PER_NET_PEER": number}, changes)
+            self.assertEqual(len(said), 2, said)
+            self.assertIn("LOONGCOMM_NET_CHANNELS", said[0])
+
+    def test_other_jobs_keep_nccls_channels(self):
+        job = {"NCCL_NET_PLUGIN": "loongcomm", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
+        for changes in (dict(job, NCCL_NET_PLUGIN="other"), dict(job, NCCL_NET_PLUGIN=None),
+                        dict(job, NCCL_NET="Socket"), dict(job, LOONGCOMM_NET_CHANNELS="off"),
+                        dict(job, WORLD_SIZE="8"), dict(job, LOCAL_WORLD_SIZE="2"),
+                        dict(job, LOCAL_WORLD_SIZE=None), dict(job, WORLD_SIZE="2x"),
+                        dict(job, WORLD_SIZE="1")):
+            self.assertEqual(self.channels(**changes), ({}, []), changes)
+
+    def test_channels_that_the_user_has_set_stay(self):
+        job = {"NCCL_NET_PLUGIN": "loongcomm", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
+        for name in ("NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"):
+            got, said = self.channels(**job, **{name: "3"})
+            self.assertEqual(got, {"NCCL_NCHANNELS_PER_NET_PEER": "8"})
+            self.assertIn("run: %s is set already and stays" % name, said[0])
+        got, said = self.channels(**job, NCCL_MAX_P2P_NCHANNELS="2")
+        self.assertEqual(got, {"NCCL_MIN_CTAS": "8"})
+        self.assertIn("run: NCCL_MAX_P2P_NCHANNELS is set already and stays", said[1])
+        conf = self.write("nccl.conf", "NCCL_MAX_CTAS=4\n")
+        self.assertEqual(list(self.channels(**job, NCCL_CONF_FILE=conf)[0]), ["NCCL_NCHANNELS_PER_NET_PEER"])
 
     def test_folder_that_cannot_be_made_is_an_error(self):
         result = call("run", "--dir", self.path("no", "such"), "--", "true")

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * How many channels NCCL makes over loongcomm's network plugin. A tuner plugin can only take fewer of those that a
+ * communicator has, and the library may not ask for more by itself: a rank without it would have others. A variable
+ * is the user's to see, and for all ranks to have alike, as NCCL's other ones. */
+#include "interpose/cli/plan.h"
+
+#include "interpose/cli/cli.h"
+#include "interpose/cli/topo_library.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#define FORCED 8
+
+static void look_for_ours(const char *entry, void *arg)
+{
+    const char *slash = strrchr(entry, '/');
+    const char *name = slash ? slash + 1 : entry;
+    bool *found = arg;
+
+    *found |= strcmp(name, "loongcomm") == 0 || strcmp(name, "libnccl-net-loongcomm.so") == 0;
+}
+
+static bool is_ours(void)
+{
+    const char *plugins = lc_cli_nccl_get("NCCL_NET_PLUGIN");
+    const char *chosen = lc_cli_nccl_get("NCCL_NET");
+    bool found = false;
+
+    if (plugins)
+        lc_cli_list_each(plugins, ",", look_for_ours, &found);
+    return found && (!chosen || !*chosen || strcasecmp(chosen, "loongcomm") == 0);
+}
+
+/* The first of them that the user has set; NULL: none. */
+static const char *find_set(const char *const *names, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (lc_cli_nccl_get(names[i]))
+            return names[i];
+    }
+    return NULL;
+}
+
+static void put(const char *const *names, size_t n, int value, const char *why)
+{
+    const char *set = find_set(names, n);
+    char text[16];
+
+    (void)snprintf(text, sizeof(text), "%d", value);
+    if (set)
+        lc_cli_say("run: %s is set already and stays: %s would set %s to %s", set, why, names[0],
+                   text);
+    else
+        lc_cli_put(names[0], text, why);
+}
+
+static int number(const char *name)
+{
+    const char *text = lc_environment_get(name);
+    char *end;
+    long value = text ? strtol(text, &end, 10) : 0;
+
+    return text && end != text && *end == '\0' && value > 0 && value < INT_MAX ? (int)value : 0;
+}
+
+/* Ranks of the job if there is one a node, as the launcher tells all of them alike; 0: more, or it does not tell. */
+static int lone_ranks(void)
+{
+    static const char *const launchers[][2] = {
+        {"WORLD_SIZE",            "LOCAL_WORLD_SIZE"          },
+        { "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"}
+    };
+
+    for (size_t i = 0; i < sizeof(launchers) / sizeof(*launchers); i++) {
+        int ranks = number(launchers[i][0]);
+
+        if (ranks)
+            return number(launchers[i][1]) == 1 ? ranks : 0;
+    }
+    return 0;
+}
+
+/* The plugin's own tuner has no more of them used than it takes for each size. */
+void lc_cli_apply_channels(const struct lc_config *config)
+{
+    /* A least number by NCCL_MIN_CTAS gives way to a program's own most, which one by NCCL_MIN_NCHANNELS does not. */
+    static const char *const all[] = { "NCCL_MIN_CTAS",      "NCCL_MAX_CTAS",
+                                       "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS",
+                                       "NCCL_MIN_NRINGS",    "NCCL_MAX_NRINGS" };
+    static const char *const pair[] = { "NCCL_NCHANNELS_PER_NET_PEER", "NCCL_MIN_P2P_NCHANNELS",
+                                        "NCCL_MAX_P2P_NCHANNELS" };
+    bool forced = config->net_channels == LC_PEER_FORCE;
+    int ranks = lone_ranks();
+    int channels = forced || ranks == 2 ? FORCED : ranks == 3 || ranks == 4 ? 4 : 0;
+    char why[120];
+
+    if (config->net_channels == LC_PEER_OFF || channels == 0 || !is_ours())
+        return;
+    if (forced)
+        (void)snprintf(why, sizeof(why), "LOONGCOMM_NET_CHANNELS=force");
+    else
+        (void)snprintf(why, sizeof(why),
+                       "what was measured to be best over TCP for %d ranks, one a node "
+                       "(LOONGCOMM_NET_CHANNELS)",
+                       ranks);
+    put(all, sizeof(all) / sizeof(*all), channels, why);
+    put(pair, sizeof(pair) / sizeof(*pair), channels, why);
+}
