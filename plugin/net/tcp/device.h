@@ -15,7 +15,6 @@ struct lc_tcp_device {
     union lc_tcp_address mask; /* family 0: none */
     uint32_t index;            /* of the interface */
     int speed_mbps;
-    float latency_us;
     uint64_t guid;
 };
 

@@ -75,12 +75,14 @@ static int tcp_properties(int dev, struct lc_net_properties *out)
     if (dev < 0 || dev >= engine.n_devices)
         return -EINVAL;
     device = &engine.devices[dev];
+    /* No latency: NCCL adds it to its own idea of a network's, and for its Simple protocol twice, for a flush that host
+     * memory has not. Its own sockets say none either. */
     *out = (struct lc_net_properties){ .name = device->name,
                                        .pci_path = device->pci_path,
                                        .guid = device->guid,
                                        .ptr_support = LC_NET_HOST,
                                        .speed_mbps = device->speed_mbps,
-                                       .latency_us = device->latency_us,
+                                       .latency_us = 0,
                                        .max_comms = 65536,
                                        .max_recvs = 1,
                                        .max_bytes = (size_t)LC_TCP_MAX_BYTES,
