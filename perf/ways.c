@@ -86,12 +86,28 @@ static int open_ranks(struct lc_ways_job *job)
     return err ? err : bench->boot.ops->barrier(&bench->boot);
 }
 
-/* As other benchmarks round: whole elements, equal parts for each rank. */
+static bool is_there(const struct lc_ways_options *o, int n, const struct lc_bench_case *kase)
+{
+    for (int i = 0; i < n; i++) {
+        if (o->cases[i].op == kase->op && o->cases[i].bytes == kase->bytes)
+            return true;
+    }
+    return false;
+}
+
+/* As other benchmarks round: whole elements, equal parts for each rank. What is the same then is measured once. */
 static void round_sizes(struct lc_ways_options *o, int ranks)
 {
-    for (int i = 0; i < o->n_cases; i++)
-        o->cases[i].bytes = lc_bench_round_bytes(o->cases[i].op, o->cases[i].bytes, 4,
-                                                 (size_t)ranks);
+    int n = 0;
+
+    for (int i = 0; i < o->n_cases; i++) {
+        struct lc_bench_case kase = o->cases[i];
+
+        kase.bytes = lc_bench_round_bytes(kase.op, kase.bytes, 4, (size_t)ranks);
+        if (!is_there(o, n, &kase))
+            o->cases[n++] = kase;
+    }
+    o->n_cases = n;
 }
 
 /* The dearest cases come last, and the little that the others may have been too long must not cost them. */
@@ -130,6 +146,7 @@ static int run_cases(struct lc_ways_job *job, struct lc_ways_output *output)
         if (err)
             return err;
         turn[kase->op]++;
+        job->done++;
         if (output)
             lc_ways_output_case(output, kase, now->entrant, now->n);
     }
@@ -149,6 +166,8 @@ static int measure_all(struct lc_ways_job *job, int argc, char **argv)
         left = run_cases(job, output);
     if (left < 0)
         err = left;
+    if (err)
+        left = job->options->n_cases - job->done;
     if (!err)
         err = lc_bench_set_quit(&bench->sets[LC_BENCH_OURS], bench->replies);
     lc_bench_set_close(&bench->sets[LC_BENCH_OURS]);

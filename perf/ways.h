@@ -117,8 +117,11 @@ double lc_ways_share(const struct lc_bench_case *cases, int n, int at);
 struct lc_ways_job {
     const struct lc_ways_options *options;
     struct lc_bench *bench;
-    int channels[LC_BENCH_COMMS]; /* 0: not known */
-    bool warm[LC_BENCH_OPS];      /* every way of it has been used once */
+    int channels[LC_BENCH_COMMS];     /* 0: not known */
+    bool warm[LC_BENCH_OPS];          /* every way of it has been used once */
+    int done;                         /* cases that are written */
+    const struct lc_bench_case *kase; /* of the turn that is under way, */
+    const struct lc_way *way;         /* and its way; NULL: there is none */
 };
 int lc_ways_measure(struct lc_ways_job *job, const struct lc_bench_case *kase,
                     const struct lc_ways_entrant *last, int n_last, double budget_s,
@@ -130,6 +133,7 @@ int lc_ways_output_open(const struct lc_ways_job *job, int argc, char **argv,
                         struct lc_ways_output **out);
 void lc_ways_output_case(struct lc_ways_output *output, const struct lc_bench_case *kase,
                          const struct lc_ways_entrant *field, int n);
-int lc_ways_output_close(struct lc_ways_output *output, int left, bool good);
+int lc_ways_output_close(struct lc_ways_output *output, int left,
+                         bool good); /* also after a failure */
 
 #endif

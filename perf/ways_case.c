@@ -71,10 +71,17 @@ static int turn(struct context *c, struct lc_ways_entrant *e, int warmup, int it
         .verify = verify && !c->kase->unchecked,
     };
     double samples[MAX_ITERS];
-    int err = lc_bench_turn(bench, LC_BENCH_OURS, &request, c->what, samples, NULL);
+    char what[sizeof(c->what) + LC_WAYS_NAME + 8], name[LC_WAYS_NAME];
+    int err;
 
+    c->job->kase = c->kase;
+    c->job->way = e->way;
+    lc_way_name(e->way, name);
+    snprintf(what, sizeof(what), "%s, %s", c->what, name);
+    err = lc_bench_turn(bench, LC_BENCH_OURS, &request, what, samples, NULL);
     if (err)
         return err;
+    c->job->way = NULL;
     e->choice = bench->replies[0].choice;
     *us = bench->boot.rank == 0 ? lc_bench_percentile(samples, (size_t)iters, 50) : 0;
     return agree(c, us, sizeof(*us));

@@ -104,21 +104,27 @@ static bool is_fixed(const struct lc_ways_entrant *entrant)
     return entrant->way->kind != LC_WAY_FORCED;
 }
 
+/* What turned out to be the default has had its look, too. */
+static bool was_tried(const struct lc_ways_entrant *entrant)
+{
+    return entrant->first_us > 0 && entrant->state != LC_WAY_SAME;
+}
+
 void lc_ways_contenders(const struct lc_ways_entrant *field, int n, double within, int keep,
                         bool *in)
 {
     double best = INFINITY;
 
     for (int i = 0; i < n; i++) {
-        in[i] = field[i].first_us > 0 && is_fixed(&field[i]);
-        if (field[i].first_us > 0 && field[i].first_us < best)
+        in[i] = was_tried(&field[i]) && is_fixed(&field[i]);
+        if (was_tried(&field[i]) && field[i].first_us < best)
             best = field[i].first_us;
     }
     for (; keep > 0; keep--) {
         int fastest = -1;
 
         for (int i = 0; i < n; i++) {
-            if (!in[i] && field[i].first_us > 0 && field[i].first_us <= best * within &&
+            if (!in[i] && was_tried(&field[i]) && field[i].first_us <= best * within &&
                 (fastest < 0 || field[i].first_us < field[fastest].first_us))
                 fastest = i;
         }

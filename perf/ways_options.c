@@ -28,7 +28,8 @@ static const char usage_text[] =
     "  --graph            calls are captured once a turn and replayed\n"
     "  --timeout SECONDS  longest wait for a rank (60)\n"
     "  --tuner PATH       libnccl-tuner-loongcomm-measure.so (the one beside this program)\n"
-    "  --json FILE        write the results there as well\n";
+    "  --json FILE        write the results there as well; FILE.part are those of a job that a rank's\n"
+    "                     end or silence has ended, as far as it came, and what was under way\n";
 
 void lc_ways_usage(FILE *out)
 {

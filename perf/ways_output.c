@@ -8,6 +8,7 @@
 #include "common/profile.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -192,26 +193,47 @@ void lc_ways_output_case(struct lc_ways_output *output, const struct lc_bench_ca
         write_record(&output->json, kase, &field[i], lc_ways_noise(field, n));
 }
 
-/* A file appears whole or not at all. */
+/* What was under way, if a turn was. */
+static void write_failed(struct lc_ways_output *output)
+{
+    const struct lc_ways_job *job = output->job;
+    char name[LC_WAYS_NAME];
+
+    if (!job->way)
+        return;
+    lc_way_name(job->way, name);
+    lc_json_key(&output->json, "failed");
+    lc_json_object(&output->json);
+    lc_json_key_string(&output->json, "op", lc_bench_op_names[job->kase->op]);
+    lc_json_key_int(&output->json, "bytes", (int64_t)job->kase->bytes);
+    lc_json_key_string(&output->json, "way", name);
+    lc_json_end(&output->json);
+}
+
+/* A file appears whole or not at all; what a job that fails had measured before is FILE.part's. */
 int lc_ways_output_close(struct lc_ways_output *output, int left, bool good)
 {
     const char *path = output->job->options->bench.json;
+    char part[PATH_MAX + 8];
     int err = 0;
 
+    snprintf(part, sizeof(part), "%s.part", path ? path : "");
     if (left > 0)
-        printf("%d cases are left: the time is up\n", left);
+        printf("%d cases are left%s\n", left, good ? ": the time is up" : "");
     if (output->out) {
         lc_json_end(&output->json);
         lc_json_key_int(&output->json, "left", left > 0 ? left : 0);
+        if (!good)
+            write_failed(output);
         lc_json_end(&output->json);
-        err = good ? lc_json_finish(&output->json) : 0;
+        err = lc_json_finish(&output->json);
         if (fclose(output->out))
             err = -EIO;
-        if (good && !err && rename(output->temporary, path))
+        if (!err && rename(output->temporary, good ? path : part))
             err = -errno;
         if (err)
             fprintf(stderr, "loongcomm-bench: cannot write %s: %s\n", path, strerror(-err));
-        if (err || !good)
+        if (err)
             unlink(output->temporary);
     }
     free(output->temporary);

@@ -16,15 +16,17 @@ static struct lc_ways_entrant look(const struct lc_way *way, double us)
 
 static void fastest_few_get_rounds(void)
 {
-    const struct lc_ways_entrant field[] = { look(&fixed, 100), look(&forced, 50),
-                                             look(&forced, 71), look(&forced, 60),
-                                             look(&forced, 0),  look(&forced, 69) };
+    struct lc_ways_entrant field[] = { look(&fixed, 100), look(&forced, 50), look(&forced, 71),
+                                       look(&forced, 60), look(&forced, 0),  look(&forced, 69) };
     bool in[6];
 
     lc_ways_contenders(field, 6, 1.4, 8, in);
     CHECK(in[0] && in[1] && !in[2] && in[3] && !in[4] && in[5]);
     lc_ways_contenders(field, 6, 1.4, 2, in);
     CHECK(in[0] && in[1] && !in[2] && in[3] && !in[4] && !in[5]);
+    field[1].state = LC_WAY_SAME; /* as the default, which is measured by itself */
+    lc_ways_contenders(field, 6, 1.4, 2, in);
+    CHECK(in[0] && !in[1] && in[2] + in[3] + in[5] == 2);
     lc_ways_contenders(field, 6, 10, 0, in);
     CHECK(in[0] && !in[1] && !in[2] && !in[3] && !in[5]);
 }
