@@ -296,36 +296,37 @@ static int compare(struct tuning *t, const struct lc_tune_run *run, struct lc_tu
 }
 
 /* The first figures say which machine it is; later ones must be of the same. */
-static int same_machine(struct tuning *t, int nccl, int ranks, int nodes, bool rig, const char *why)
+static int same_machine(struct tuning *t, const struct lc_tune_machine *here, const char *why)
 {
     struct lc_tune_results *r = &t->results;
 
-    if (rig && strcmp(r->gpu, "none") != 0) {
+    if (here->rig && strcmp(r->gpu, "none") != 0) {
         lc_cli_say(
             "tune: loongcomm-bench has used its host stand-in, not the GPUs of this machine: "
             "LD_LIBRARY_PATH has to name the folders of the real libnccl.so.2 and libcudart.so");
         return -EINVAL;
     }
     if (!r->nccl) {
-        r->nccl = nccl;
-        r->ranks = ranks;
-        r->nodes = nodes;
+        r->nccl = here->nccl;
+        r->ranks = here->ranks;
+        r->nodes = here->nodes;
         if (why[0]) /* once: it says the same again */
             lc_cli_say("tune: %s", why);
         return lc_tune_check_out(t->options->out, r);
     }
-    if (r->nccl == nccl && r->ranks == ranks && r->nodes == nodes)
+    if (r->nccl == here->nccl && r->ranks == here->ranks && r->nodes == here->nodes)
         return 0;
     lc_cli_say("tune: %s was measured with NCCL %d.%d.%d and %d ranks on %d nodes, and here are "
                "%d.%d.%d and %d on %d: go without --resume",
                t->part, r->nccl / 10000, r->nccl / 100 % 100, r->nccl % 100, r->ranks, r->nodes,
-               nccl / 10000, nccl / 100 % 100, nccl % 100, ranks, nodes);
+               here->nccl / 10000, here->nccl / 100 % 100, here->nccl % 100, here->ranks,
+               here->nodes);
     return -EINVAL;
 }
 
 static int take(struct tuning *t, int step, const struct lc_tune_found *found)
 {
-    int err = same_machine(t, found->nccl, found->ranks, found->nodes, found->rig, found->why);
+    int err = same_machine(t, &found->machine, found->why);
 
     for (int i = 0; i < found->n && !err; i++)
         err = lc_tune_add(&t->results, step, found->at[i].bytes, &found->at[i].ratio);
@@ -432,6 +433,24 @@ static double turns_budget(const struct tuning *t)
     return left;
 }
 
+/* The bench goes from small to large sizes, and rounds them down to what the ranks can share. */
+static void list_rest(const struct tuning *t, uint8_t op, struct lc_tune_turns *turns)
+{
+    uint64_t done = 0;
+
+    for (size_t i = 0; i < t->results.n; i++) {
+        const struct lc_tune_figure *figure = &t->results.figures[i];
+
+        if (lc_tune_steps[figure->step].kind == LC_TUNE_AGAIN &&
+            lc_tune_steps[figure->step].way.op == op && figure->bytes > done)
+            done = figure->bytes;
+    }
+    for (int i = 0; i < t->options->n_sizes; i++) {
+        if (t->options->size[i] > done)
+            turns->sizes[op][turns->n_sizes[op]++] = t->options->size[i];
+    }
+}
+
 static bool list_turns(const struct tuning *t, bool wanted[LC_TUNE_STEPS],
                        struct lc_tune_turns *turns)
 {
@@ -445,9 +464,8 @@ static bool list_turns(const struct tuning *t, bool wanted[LC_TUNE_STEPS],
                     is_wanted(t, step);
         if (!wanted[i] || turns->n_sizes[op])
             continue;
-        any = true;
-        for (int k = 0; k < t->options->n_sizes; k++)
-            turns->sizes[op][turns->n_sizes[op]++] = t->options->size[k];
+        list_rest(t, op, turns);
+        any |= turns->n_sizes[op] > 0;
     }
     return any;
 }
@@ -473,7 +491,7 @@ static int turn(struct tuning *t, const struct lc_tune_turns *turns, struct lc_t
     double over = (double)(lc_now_ns() - begin) / 1e9 - turns->budget_s;
 
     wipe(t);
-    if (!err)
+    if (!err && !out->died) /* or it has waited for a rank */
         t->fixed_s = over > 0 ? over : 0;
     return err;
 }
@@ -481,7 +499,7 @@ static int turn(struct tuning *t, const struct lc_tune_turns *turns, struct lc_t
 static int take_turned(struct tuning *t, const bool wanted[LC_TUNE_STEPS],
                        const struct lc_tune_turned *turned)
 {
-    int err = same_machine(t, turned->nccl, turned->ranks, turned->nodes, turned->rig, turned->why);
+    int err = same_machine(t, &turned->machine, "");
 
     for (size_t i = 0; i < turned->n && !err; i++) {
         const struct lc_tune_turn *one = &turned->turns[i];
@@ -494,38 +512,70 @@ static int take_turned(struct tuning *t, const bool wanted[LC_TUNE_STEPS],
 
         if (!wanted[i])
             continue;
-        if (!turned->left) /* else the next call has to begin anew: sizes are missing */
+        if (!turned->left) /* else they go on with the sizes that are missing */
             t->results.state[i] = LC_TUNE_DONE;
         lc_tune_step_name(&lc_tune_steps[i], name, sizeof(name));
         if (!t->options->question.json)
             print_turns(turned, i, name);
     }
-    return err ? err : lc_tune_save(&t->results, t->part);
+    return err;
 }
 
-static int measure_turns(struct tuning *t)
+/* Nobody knows whether a way that has ended one job would not end another, at whatever size. */
+static void leave_out(struct tuning *t, int step)
+{
+    char name[LC_TUNE_LINE];
+
+    lc_tune_step_name(&lc_tune_steps[step], name, sizeof(name));
+    lc_cli_say("tune: %s is left out", name);
+    t->results.state[step] = LC_TUNE_FAILED;
+    lc_tune_forget(&t->results, step);
+}
+
+/* One job. True: it has died of a way that is left out from now on, so that another one may live longer. */
+static bool measure_in_turns(struct tuning *t, int *err)
 {
     bool wanted[LC_TUNE_STEPS] = { false };
     struct lc_tune_turns turns = { .wanted = wanted, .budget_s = turns_budget(t) };
     struct lc_tune_turned turned;
+    bool again;
+
+    *err = 0;
+    if (!list_turns(t, wanted, &turns)) {
+        for (int i = 0; i < lc_tune_n_steps; i++) /* an earlier call has had all sizes */
+            t->results.state[i] = wanted[i] ? LC_TUNE_DONE : t->results.state[i];
+        return false;
+    }
+    if (turns.budget_s <= 0)
+        return false;
+    show(t, 1, count_open(t, true), "NCCL's ways, in turns of one job");
+    *err = turn(t, &turns, &turned);
+    again = !*err && turned.died && turned.culprit >= 0;
+    if (*err || turned.died) {
+        lc_cli_say("tune: NCCL's ways cannot be measured%s: %s", *err ? "" : " to the end",
+                   turned.why);
+        t->failures++;
+    }
+    if (*err) { /* what was measured before stays, and --resume tries again */
+        *err = t->results.nccl ? 0 : -EIO;
+        free(turned.turns);
+        return false;
+    }
+    *err = take_turned(t, wanted, &turned);
+    if (!*err && again)
+        leave_out(t, turned.culprit);
+    if (!*err)
+        *err = lc_tune_save(&t->results, t->part);
+    free(turned.turns);
+    return again && !*err;
+}
+
+static int measure_turns(struct tuning *t)
+{
     int err;
 
-    if (!list_turns(t, wanted, &turns) || turns.budget_s <= 0)
-        return 0;
-    show(t, 1, count_open(t, true), "NCCL's ways, in turns of one job");
-    err = turn(t, &turns, &turned);
-    if (err) {
-        lc_cli_say("tune: NCCL's ways cannot be measured: %s", turned.why);
-        for (int i = 0; i < lc_tune_n_steps; i++) {
-            if (wanted[i])
-                t->results.state[i] = LC_TUNE_FAILED;
-        }
-        t->failures++;
-        err = t->results.nccl ? lc_tune_save(&t->results, t->part) : -EIO;
-    } else {
-        err = take_turned(t, wanted, &turned);
-    }
-    free(turned.turns);
+    while (measure_in_turns(t, &err))
+        continue;
     return err;
 }
 
@@ -585,7 +635,7 @@ static int confirm(struct tuning *t, struct lc_tune_choice *choice,
         lc_cli_say("tune: the chosen rules cannot be measured, and are dropped: %s", found.why);
         found.n = 0;
         t->failures++;
-    } else if (same_machine(t, found.nccl, found.ranks, found.nodes, found.rig, found.why) != 0) {
+    } else if (same_machine(t, &found.machine, found.why) != 0) {
         return -EINVAL;
     } else if (!t->options->question.json) {
         (void)snprintf(name, sizeof(name), "again: %s %s%s",
@@ -597,18 +647,51 @@ static int confirm(struct tuning *t, struct lc_tune_choice *choice,
     return 0;
 }
 
-/* The same for all that NCCL is to do another way, in one job. `choices`: one a place. */
-static int confirm_turns(struct tuning *t, struct lc_tune_choice *choices,
-                         const struct lc_tune_rule *rules, int n)
+/* What the job says of an operation's candidates, with equal sides at the same size. */
+static int list_again(const struct lc_tune_turned *turned, uint8_t op, struct lc_tune_recheck *out)
 {
-    struct lc_tune_turns turns = { .budget_s = left_s(t) - t->fixed_s };
+    int n = 0;
+
+    for (size_t i = 0; i < turned->n && n < LC_TUNE_POINTS; i++) {
+        const struct lc_tune_turn *one = &turned->turns[i];
+
+        if (one->step >= 0 || one->op != op)
+            continue;
+        out[n] = one->at;
+        for (size_t k = 0; k < turned->n; k++) {
+            const struct lc_tune_turn *other = &turned->turns[k];
+
+            if (other->step >= 0 && other->op == op && other->at.bytes == one->at.bytes)
+                out[n].equal = other->at.ratio; /* there is no other step in that job */
+        }
+        n++;
+    }
+    return n;
+}
+
+static int rules_of_turns(const struct tuning *t, const struct lc_tune_choice *choices,
+                          struct lc_tune_rule *rules)
+{
+    int n = 0;
+
+    for (int p = 0; p < lc_tune_n_places; p++) {
+        if (lc_tune_places[p].kind == LC_TUNE_NCCL)
+            n += lc_tune_rules(&choices[p], t->results.ranks, t->results.nodes, rules + n);
+    }
+    return n;
+}
+
+/* The same for all that NCCL is to do another way, in one job. `choices`: one a place; those without rules are left alone. */
+static int confirm_turns(struct tuning *t, struct lc_tune_choice *choices, double budget_s)
+{
+    static struct lc_tune_rule rules[2 * LC_TUNE_POINTS * LC_TUNE_PLACES];
+    struct lc_tune_turns turns = { .budget_s = budget_s };
     struct lc_tune_turned turned;
-    int err = lc_tune_write_rules(t->tools.candidate, &t->results, rules, n);
+    int err = lc_tune_write_rules(t->tools.candidate, &t->results, rules,
+                                  rules_of_turns(t, choices, rules));
 
     if (err)
         return err;
-    if (turns.budget_s < AGAIN_SHARE * t->total_s)
-        turns.budget_s = AGAIN_SHARE * t->total_s;
     for (int p = 0; p < lc_tune_n_places; p++) {
         uint8_t op = lc_tune_places[p].op;
 
@@ -618,24 +701,21 @@ static int confirm_turns(struct tuning *t, struct lc_tune_choice *choices,
     }
     show(t, 1, 1, "confirming NCCL's ways");
     err = turn(t, &turns, &turned);
-    if (err) {
-        lc_cli_say("tune: the chosen rules cannot be measured, and are dropped: %s", turned.why);
-        turned.n = 0;
+    if (err || turned.died) {
+        lc_cli_say("tune: chosen rules cannot be measured%s, and those are dropped: %s",
+                   err ? "" : " to the end", turned.why);
         t->failures++;
-    } else if (same_machine(t, turned.nccl, turned.ranks, turned.nodes, turned.rig, turned.why)) {
+        turned.n = err ? 0 : turned.n;
+    }
+    if (!err && same_machine(t, &turned.machine, "")) {
         free(turned.turns);
         return -EINVAL;
     }
     for (int p = 0; p < lc_tune_n_places; p++) {
         struct lc_tune_recheck again[LC_TUNE_POINTS];
-        int count = 0;
 
-        for (size_t i = 0; i < turned.n && count < LC_TUNE_POINTS; i++) {
-            if (turned.turns[i].step < 0 && turned.turns[i].op == lc_tune_places[p].op)
-                again[count++] = turned.turns[i].at;
-        }
         if (lc_tune_places[p].kind == LC_TUNE_NCCL)
-            lc_tune_confirm(&choices[p], again, count);
+            lc_tune_confirm(&choices[p], again, list_again(&turned, lc_tune_places[p].op, again));
     }
     if (!err && !t->options->question.json)
         print_turns(&turned, -1, "again: nccl");
@@ -647,24 +727,20 @@ static int confirm_turns(struct tuning *t, struct lc_tune_choice *choices,
 static int choose_turns(struct tuning *t, struct lc_tune_rule *rules)
 {
     static struct lc_tune_choice choices[LC_TUNE_PLACES];
-    int n = 0;
+    double budget_s;
     int err;
 
     for (int p = 0; p < lc_tune_n_places; p++) {
-        if (lc_tune_places[p].kind != LC_TUNE_NCCL)
-            continue;
-        lc_tune_choose(&t->results, &lc_tune_places[p], &choices[p]);
-        n += lc_tune_rules(&choices[p], t->results.ranks, t->results.nodes, rules + n);
-    }
-    if (n == 0)
-        return 0;
-    err = confirm_turns(t, choices, rules, n);
-    n = 0;
-    for (int p = 0; p < lc_tune_n_places && !err; p++) {
         if (lc_tune_places[p].kind == LC_TUNE_NCCL)
-            n += lc_tune_rules(&choices[p], t->results.ranks, t->results.nodes, rules + n);
+            lc_tune_choose(&t->results, &lc_tune_places[p], &choices[p]);
     }
-    return err ? err : n;
+    if (rules_of_turns(t, choices, rules) == 0)
+        return 0;
+    budget_s = left_s(t) - t->fixed_s;
+    if (budget_s < AGAIN_SHARE * t->total_s)
+        budget_s = AGAIN_SHARE * t->total_s;
+    err = confirm_turns(t, choices, budget_s);
+    return err ? err : rules_of_turns(t, choices, rules);
 }
 
 /* Rules of all places; the number or -errno. */

@@ -81,6 +81,7 @@ int lc_tune_write_file(const char *path, void (*write)(FILE *out, const void *ar
 /* tune_state.c. 0 or -errno, after a line on standard error. */
 int lc_tune_add(struct lc_tune_results *results, int step, uint64_t bytes,
                 const struct lc_tune_ratio *ratio);
+void lc_tune_forget(struct lc_tune_results *results, int step); /* its figures */
 int lc_tune_save(const struct lc_tune_results *results, const char *path);
 int lc_tune_load(const char *path,
                  struct lc_tune_results *out); /* -ENOENT: there is none, silently */
@@ -88,6 +89,8 @@ const struct lc_tune_ratio *lc_tune_find(const struct lc_tune_results *results, 
                                          uint64_t bytes);
 
 /* tune_rules.c: what follows from the figures. Pure. */
+
+bool lc_tune_is_ratio(const struct lc_tune_ratio *ratio); /* figures above 0, and numbers */
 
 /* Rules of one place exclude each other. */
 struct lc_tune_place {
@@ -121,6 +124,7 @@ bool lc_tune_has_rules(const struct lc_tune_choice *choice);
 struct lc_tune_recheck {
     uint64_t bytes;
     struct lc_tune_ratio ratio;
+    struct lc_tune_ratio equal; /* of equal sides in that run; zeros: not measured there */
 };
 void lc_tune_confirm(struct lc_tune_choice *choice, const struct lc_tune_recheck *recheck, int n);
 
@@ -159,9 +163,14 @@ struct lc_tune_run {
     double settle_s; /* before, for ranks to agree */
 };
 
-struct lc_tune_found {
+/* What the benchmark has run on. */
+struct lc_tune_machine {
     int nccl, ranks, nodes;
-    bool rig;     /* host memory instead of GPUs */
+    bool rig; /* host memory instead of GPUs */
+};
+
+struct lc_tune_found {
+    struct lc_tune_machine machine;
     double taken; /* share of calls that went through mapped memory; below 0: not known */
     struct lc_tune_recheck at[LC_TUNE_POINTS];
     int n;
@@ -183,9 +192,10 @@ struct lc_tune_turn {
 };
 
 struct lc_tune_turned {
-    int nccl, ranks, nodes;
-    bool rig;
-    int left;                   /* sizes that time did not allow */
+    struct lc_tune_machine machine;
+    int left;    /* sizes that time, or the job's end, did not allow */
+    bool died;   /* `why` says of what; what there is was measured before */
+    int culprit; /* the step under way then; -1: none of the steps, or it is not known */
     struct lc_tune_turn *turns; /* the caller's to free */
     size_t n, room;
     char why[512];
@@ -209,6 +219,29 @@ void lc_tune_word(struct lc_tune_command *command, const char *word);
 __attribute__((format(printf, 2, 3))) void lc_tune_wordf(struct lc_tune_command *command,
                                                          const char *format, ...);
 const char *lc_tune_bench_op(uint8_t op);
+
+/* 0: it has ended well, and `why` is its last line; -EIO: why not. */
+int lc_tune_run_bench(struct lc_tune_command *command, double budget_s, char *why, size_t size);
+
+/* tune_read.c: what the bench has written. */
+struct lc_tune_record {
+    char op[32], way[64]; /* "": not said */
+    uint64_t bytes;
+    bool measured;              /* to the end: not dropped after a few rounds */
+    struct lc_tune_ratio ratio; /* zeros: none */
+    double low, high;           /* what its median is between; 0: not said */
+};
+
+struct lc_tune_document {
+    struct lc_tune_machine machine;
+    int left;                           /* sizes that were not measured */
+    char failed_op[32], failed_way[64]; /* what was under way when the job died; "": not known */
+};
+
+/* 0; -ENOENT: there is no such file; -EINVAL: it is no result. */
+int lc_tune_read(const char *path, struct lc_tune_document *out,
+                 void (*take)(const struct lc_tune_record *record, void *arg), void *arg);
+void lc_tune_say_unread(int err, const char *path, char *why, size_t size);
 int lc_tune_nccl_version(const char *text); /* as ncclGetVersion counts; 0: not understood */
 char *lc_tune_read_text(const char *path);  /* NULL; the caller's to free */
 

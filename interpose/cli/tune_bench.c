@@ -16,7 +16,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define JSON_MAX   ((size_t)4 << 20)
 #define PLUGIN_MAX 250    /* NCCL cuts longer paths */
 #define BEYOND_MS  180000 /* what a run may last beyond its budget */
 
@@ -166,8 +165,6 @@ static void build(const struct lc_tune_tools *tools, const struct lc_tune_run *r
 struct reader {
     struct lc_tune_found *out;
     uint64_t parts;
-    uint64_t bytes; /* of the record being read */
-    struct lc_tune_ratio ratio;
 };
 
 static double smaller(double a, double b)
@@ -175,17 +172,19 @@ static double smaller(double a, double b)
     return a < b ? a : b;
 }
 
-static void take_record(struct reader *reader)
+static void take_record(const struct lc_tune_record *record, void *arg)
 {
+    const struct reader *reader = arg;
     struct lc_tune_found *out = reader->out;
-    const struct lc_tune_ratio *ratio = &reader->ratio;
+    const struct lc_tune_ratio *ratio = &record->ratio;
+    uint64_t bytes = record->bytes / reader->parts;
 
-    if (!(ratio->median > 0 && ratio->p10 > 0 && ratio->p90 > 0))
+    if (!lc_tune_is_ratio(ratio))
         return;
     for (int i = 0; i < out->n; i++) {
         struct lc_tune_ratio *old = &out->at[i].ratio;
 
-        if (out->at[i].bytes != reader->bytes)
+        if (out->at[i].bytes != bytes)
             continue;
         *old = (struct lc_tune_ratio){ smaller(old->median, ratio->median),
                                        smaller(old->p10, ratio->p10),
@@ -193,40 +192,7 @@ static void take_record(struct reader *reader)
         return;
     }
     if (out->n < LC_TUNE_POINTS)
-        out->at[out->n++] = (struct lc_tune_recheck){ reader->bytes, *ratio };
-}
-
-int lc_tune_nccl_version(const char *text)
-{
-    int part[3];
-
-    if (sscanf(text, "%4d.%2d.%2d", &part[0], &part[1], &part[2]) != 3)
-        return 0;
-    return part[0] * 10000 + part[1] * 100 + part[2];
-}
-
-static void visit(const char *path, const char *value, void *arg)
-{
-    struct reader *reader = arg;
-
-    if (strcmp(path, "machine.nccl") == 0)
-        reader->out->nccl = lc_tune_nccl_version(value);
-    else if (strcmp(path, "machine.rig") == 0)
-        reader->out->rig = strcmp(value, "true") == 0;
-    else if (strcmp(path, "machine.ranks") == 0)
-        reader->out->ranks = (int)strtol(value, NULL, 10);
-    else if (strcmp(path, "machine.nodes") == 0)
-        reader->out->nodes = (int)strtol(value, NULL, 10);
-    else if (strcmp(path, "records.bytes") == 0)
-        reader->bytes = strtoull(value, NULL, 10) / reader->parts;
-    else if (strcmp(path, "records.ratio.median") == 0)
-        reader->ratio.median = strtod(value, NULL);
-    else if (strcmp(path, "records.ratio.p10") == 0)
-        reader->ratio.p10 = strtod(value, NULL);
-    else if (strcmp(path, "records.ratio.p90") == 0)
-        reader->ratio.p90 = strtod(value, NULL);
-    if (strcmp(path, "records.ratio.p90") == 0) /* the last of a record that counts */
-        take_record(reader);
+        out->at[out->n++] = (struct lc_tune_recheck){ .bytes = bytes, .ratio = *ratio };
 }
 
 static int by_size(const void *a, const void *b)
@@ -235,16 +201,6 @@ static int by_size(const void *a, const void *b)
     uint64_t y = ((const struct lc_tune_recheck *)b)->bytes;
 
     return (x > y) - (x < y);
-}
-
-char *lc_tune_read_text(const char *path)
-{
-    lc_autofclose FILE *in = fopen(path, "re");
-    char *text = in ? malloc(JSON_MAX + 1) : NULL;
-
-    if (text)
-        text[fread(text, 1, JSON_MAX, in)] = '\0';
-    return text;
 }
 
 struct calls {
@@ -291,30 +247,40 @@ static double read_reports(const char *folder)
 
 static int read_json(const char *path, uint64_t n_parts, struct lc_tune_found *out)
 {
-    lc_autofree char *text = lc_tune_read_text(path);
     struct reader reader = { .out = out, .parts = n_parts };
+    struct lc_tune_document document;
+    int err = lc_tune_read(path, &document, take_record, &reader);
 
-    if (!text) {
-        (void)snprintf(out->why, sizeof(out->why), "it wrote no %.400s", path);
-        return -ENOENT;
+    if (err) {
+        lc_tune_say_unread(err, path, out->why, sizeof(out->why));
+        return err;
     }
-    if (lc_cli_json_walk(text, visit, &reader) != 0 || out->nccl < 20000 || out->ranks < 2 ||
-        out->nodes < 1 || out->nodes > out->ranks) {
-        (void)snprintf(out->why, sizeof(out->why), "what it wrote is no result");
-        return -EINVAL;
-    }
+    out->machine = document.machine;
     qsort(out->at, (size_t)out->n, sizeof(out->at[0]), by_size);
     return 0;
+}
+
+int lc_tune_run_bench(struct lc_tune_command *command, double budget_s, char *why, size_t size)
+{
+    static struct lc_cli_outcome outcome;
+    struct lc_cli_child child = { .argv = command->word,
+                                  .timeout_ms = (int64_t)(budget_s * 3000) + BEYOND_MS };
+
+    lc_cli_child_run(&child, &outcome);
+    if (outcome.end == LC_CLI_EXITED && outcome.code == 0) {
+        (void)snprintf(why, size, "%.500s", lc_cli_child_last_line(&outcome));
+        return 0;
+    }
+    (void)snprintf(why, size, "%.100s: %.380s", lc_cli_child_end(&child, &outcome),
+                   lc_cli_child_last_line(&outcome));
+    return -EIO;
 }
 
 int lc_tune_compare(const struct lc_tune_tools *tools, const struct lc_tune_run *run,
                     struct lc_tune_found *out)
 {
-    static struct lc_cli_outcome outcome;
     static struct lc_tune_command command;
-    struct lc_cli_child child = { .argv = command.word,
-                                  .timeout_ms = (int64_t)(run->budget_s * 3000) + BEYOND_MS };
-    int err = -EIO;
+    int err;
 
     memset(out, 0, sizeof(*out));
     memset(&command, 0, sizeof(command));
@@ -322,14 +288,9 @@ int lc_tune_compare(const struct lc_tune_tools *tools, const struct lc_tune_run 
     (void)unlink(tools->json);
     (void)read_reports(tools->reports); /* of a run that was interrupted */
     (void)mkdir(tools->reports, 0700);
-    lc_cli_child_run(&child, &outcome);
-    if (outcome.end == LC_CLI_EXITED && outcome.code == 0) {
-        (void)snprintf(out->why, sizeof(out->why), "%.500s", lc_cli_child_last_line(&outcome));
+    err = lc_tune_run_bench(&command, run->budget_s, out->why, sizeof(out->why));
+    if (!err)
         err = read_json(tools->json, parts(run->op, run->ranks), out);
-    } else {
-        (void)snprintf(out->why, sizeof(out->why), "%.100s: %.380s",
-                       lc_cli_child_end(&child, &outcome), lc_cli_child_last_line(&outcome));
-    }
     out->taken = read_reports(tools->reports);
     (void)unlink(tools->json);
     return err;

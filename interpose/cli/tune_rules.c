@@ -29,6 +29,14 @@ const struct lc_tune_place lc_tune_places[] = {
 const int lc_tune_n_places = (int)(sizeof(lc_tune_places) / sizeof(*lc_tune_places));
 _Static_assert(sizeof(lc_tune_places) / sizeof(*lc_tune_places) == LC_TUNE_PLACES, "as said");
 
+bool lc_tune_is_ratio(const struct lc_tune_ratio *ratio)
+{
+    const double most = 1e9; /* also of what is no number */
+
+    return ratio->median > 0 && ratio->median < most && ratio->p10 > 0 && ratio->p10 < most &&
+           ratio->p90 > 0 && ratio->p90 < most;
+}
+
 static int step_of(enum lc_tune_kind kind, uint8_t op)
 {
     for (int i = 0; i < lc_tune_n_steps; i++) {
@@ -43,6 +51,12 @@ static double larger(double a, double b)
     return a > b ? a : b;
 }
 
+/* All in one job, so that a smaller gain is a gain, if the median surely has one. */
+static struct lc_tune_ratio least_of_turns(const struct lc_tune_ratio *equal)
+{
+    return (struct lc_tune_ratio){ 1, 1, larger(GAIN, larger(equal->p90, 1 / equal->p10)) };
+}
+
 /* What a way has to exceed at a size: by its p10 `p10`, by its median `p90`, up to which equal sides differ by chance. False:
  * that is not known, so nothing can be said. */
 static bool baseline(const struct lc_tune_results *results, const struct lc_tune_place *place,
@@ -55,8 +69,8 @@ static bool baseline(const struct lc_tune_results *results, const struct lc_tune
 
     if (!equal)
         return false;
-    if (turns) { /* all in one job, so that a smaller gain is a gain, if the median surely has one */
-        *out = (struct lc_tune_ratio){ 1, 1, larger(GAIN, larger(equal->p90, 1 / equal->p10)) };
+    if (turns) {
+        *out = least_of_turns(equal);
         return true;
     }
     *out = (struct lc_tune_ratio){ 1, GAIN, equal->p90 };
@@ -119,6 +133,15 @@ static int best_way(const struct lc_tune_results *results, const struct lc_tune_
     return best;
 }
 
+static bool has_point(const struct lc_tune_choice *choice, uint64_t bytes)
+{
+    for (int i = 0; i < choice->n; i++) {
+        if (choice->point[i].bytes == bytes)
+            return true;
+    }
+    return false;
+}
+
 /* Ascending sizes at which anything was measured for the operation, and what has to be exceeded there. */
 static void list_points(const struct lc_tune_results *results, struct lc_tune_choice *choice)
 {
@@ -131,6 +154,8 @@ static void list_points(const struct lc_tune_results *results, struct lc_tune_ch
 
         if (results->figures[i].step != equal ||
             !baseline(results, &choice->place, point.bytes, &point.least))
+            continue;
+        if (has_point(choice, point.bytes)) /* two sizes may be the same for so many ranks */
             continue;
         while (at > 0 && choice->point[at - 1].bytes > point.bytes) {
             choice->point[at] = choice->point[at - 1];
@@ -216,6 +241,16 @@ static const struct lc_tune_recheck *find_recheck(const struct lc_tune_recheck *
     return NULL;
 }
 
+/* By how much equal sides differ is a run's own, if it says so. */
+static bool wins_again(const struct lc_tune_recheck *again, const struct lc_tune_ratio *least)
+{
+    struct lc_tune_ratio own = *least;
+
+    if (lc_tune_is_ratio(&again->equal))
+        own = least_of_turns(&again->equal);
+    return wins(&again->ratio, &own);
+}
+
 /* Whatever was looked at between two points must win there as well. */
 static bool wins_between(const struct lc_tune_point *a, const struct lc_tune_point *b,
                          const struct lc_tune_recheck *recheck, int n)
@@ -227,7 +262,7 @@ static bool wins_between(const struct lc_tune_point *a, const struct lc_tune_poi
     for (int i = 0; i < n; i++) {
         if (recheck[i].bytes <= a->bytes || recheck[i].bytes >= b->bytes)
             continue;
-        if (!wins(&recheck[i].ratio, &least))
+        if (!wins_again(&recheck[i], &least))
             return false;
         seen = true;
     }
@@ -242,7 +277,7 @@ void lc_tune_confirm(struct lc_tune_choice *choice, const struct lc_tune_recheck
 
         if (point->way < 0)
             continue;
-        if (again && wins(&again->ratio, &point->least))
+        if (again && wins_again(again, &point->least))
             point->won = again->ratio;
         else
             point->way = -1;

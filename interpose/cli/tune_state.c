@@ -9,7 +9,8 @@
  *     65536 1.012 0.991 1.033
  *     done rings all-reduce exact two-shot 32
  *
- * Figures (bytes; median, p10 and p90 of the ratio) stand in front of the step that they are of, or `failed STEP`.
+ * Figures (bytes; median, p10 and p90 of the ratio) stand in front of the step that they are of, or `failed STEP`; `open
+ * STEP` is one that was not measured at all sizes.
  */
 #include "common/cleanup.h"
 #include "interpose/cli/cli.h"
@@ -47,19 +48,38 @@ const struct lc_tune_ratio *lc_tune_find(const struct lc_tune_results *results, 
     return NULL;
 }
 
+void lc_tune_forget(struct lc_tune_results *results, int step)
+{
+    size_t kept = 0;
+
+    for (size_t i = 0; i < results->n; i++) {
+        if (results->figures[i].step != step)
+            results->figures[kept++] = results->figures[i];
+    }
+    results->n = kept;
+}
+
+/* By enum lc_tune_state. */
+static const char *const states[] = { "open", "done", "failed" };
+
 static void write_step(FILE *out, const struct lc_tune_results *results, int step)
 {
     char name[LC_TUNE_LINE];
+    bool any = false;
 
     for (size_t i = 0; i < results->n; i++) {
         const struct lc_tune_figure *figure = &results->figures[i];
 
-        if (figure->step == step)
-            (void)fprintf(out, "%" PRIu64 " %.6f %.6f %.6f\n", figure->bytes, figure->ratio.median,
-                          figure->ratio.p10, figure->ratio.p90);
+        if (figure->step != step)
+            continue;
+        (void)fprintf(out, "%" PRIu64 " %.6f %.6f %.6f\n", figure->bytes, figure->ratio.median,
+                      figure->ratio.p10, figure->ratio.p90);
+        any = true;
     }
+    if (!any && results->state[step] == LC_TUNE_OPEN)
+        return;
     lc_tune_step_name(&lc_tune_steps[step], name, sizeof(name));
-    (void)fprintf(out, "%s %s\n", results->state[step] == LC_TUNE_DONE ? "done" : "failed", name);
+    (void)fprintf(out, "%s %s\n", states[results->state[step]], name);
 }
 
 static void write_results(FILE *out, const void *arg)
@@ -68,10 +88,8 @@ static void write_results(FILE *out, const void *arg)
 
     (void)fprintf(out, HEAD "\ngpu %s\nnccl %d ranks %d nodes %d\nhow %s\n", results->gpu,
                   results->nccl, results->ranks, results->nodes, results->how);
-    for (int i = 0; i < lc_tune_n_steps; i++) {
-        if (results->state[i] != LC_TUNE_OPEN)
-            write_step(out, results, i);
-    }
+    for (int i = 0; i < lc_tune_n_steps; i++)
+        write_step(out, results, i);
 }
 
 int lc_tune_save(const struct lc_tune_results *results, const char *path)
@@ -102,14 +120,37 @@ static int take_text(const char *line, const char *name, char *out, size_t size)
     return 0;
 }
 
+/* A step, for the figures in front of it. 0: it is none; -EINVAL: not one, or once more. */
+static int take_step(struct lc_tune_results *out, const char *line, size_t *open)
+{
+    for (int state = 0; state < (int)(sizeof(states) / sizeof(*states)); state++) {
+        size_t skip = strlen(states[state]);
+        int step;
+
+        if (strncmp(line, states[state], skip) != 0 || line[skip] != ' ')
+            continue;
+        step = find_step(line + skip + 1);
+        if (step < 0 || out->state[step] != LC_TUNE_OPEN)
+            return -EINVAL;
+        for (size_t i = 0; i < *open; i++) {
+            if (out->figures[i].step == step)
+                return -EINVAL;
+        }
+        out->state[step] = (uint8_t)state;
+        for (; *open < out->n; ++*open)
+            out->figures[*open].step = step;
+        return 1;
+    }
+    return 0;
+}
+
 /* Figures stand in front of their step: until then they belong to none. */
 static int take_line(struct lc_tune_results *out, char *line, int number, size_t *open)
 {
     struct lc_tune_ratio ratio;
     uint64_t bytes;
-    bool failed = strncmp(line, "failed ", 7) == 0;
     int end = 0;
-    int step;
+    int taken;
 
     if (number == 1)
         return strcmp(line, HEAD) == 0 ? 0 : -EINVAL;
@@ -124,20 +165,12 @@ static int take_line(struct lc_tune_results *out, char *line, int number, size_t
                        out->nodes <= out->ranks
                    ? 0
                    : -EINVAL;
-    if (failed || strncmp(line, "done ", 5) == 0) {
-        step = find_step(line + (failed ? 7 : 5));
-        if (step < 0 || out->state[step] != LC_TUNE_OPEN)
-            return -EINVAL;
-        out->state[step] = failed ? LC_TUNE_FAILED : LC_TUNE_DONE;
-        for (; *open < out->n; ++*open)
-            out->figures[*open].step = step;
-        return 0;
-    }
+    taken = take_step(out, line, open);
+    if (taken)
+        return taken < 0 ? taken : 0;
     if (sscanf(line, "%19" SCNu64 " %lf %lf %lf%n", &bytes, &ratio.median, &ratio.p10, &ratio.p90,
                &end) != 4 ||
-        line[end] || bytes == 0 || bytes > (uint64_t)1 << 60 ||
-        !(ratio.p10 > 0 && ratio.median > 0 && ratio.p90 < 1e9 && ratio.median < 1e9 &&
-          ratio.p10 < 1e9) ||
+        line[end] || bytes == 0 || bytes > (uint64_t)1 << 60 || !lc_tune_is_ratio(&ratio) ||
         out->n > (size_t)LC_TUNE_STEPS * LC_TUNE_SIZES)
         return -EINVAL;
     return lc_tune_add(out, -1, bytes, &ratio);

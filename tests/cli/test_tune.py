@@ -231,15 +231,48 @@ class Tune(CliTest):
             self.assertEqual([line[5:] for line in self.lines("p.part") if line.startswith("done ")], done)
             self.assertIn(" of %d ways were not tried" % len(self.steps), result.stdout)
 
-    def test_turns_without_all_sizes_are_taken_again(self):
-        self.world({"nccl all-reduce tree ll 0": {"1024": WIN}}, left=2)
-        result = self.tune("--only", "nccl", sizes="1k")
+    def test_turns_without_all_sizes_go_on_with_the_others(self):
+        self.world({"nccl all-reduce tree ll 0": {"1024": WIN, "4096": WIN}}, left=2, sizes=True)
+        result = self.tune("--only", "nccl")
         self.assertEqual(self.rules(), ["nccl all-reduce 2 1 1024 1025 tree ll 0"])
         self.assertIn("ways were not tried within the time", result.stdout)
-        self.world({"nccl all-reduce ring ll 0": {"1024": WIN}})
-        self.tune("--only", "nccl", "--resume", sizes="1k")
-        self.assertEqual(self.rules(), ["nccl all-reduce 2 1 1024 1025 ring ll 0"])
+        self.world({"nccl all-reduce ring ll 0": {"4096": WIN}, "nccl all-reduce tree ll 0": {"1024": WIN}}, sizes=True)
+        os.unlink(self.path("log"))
+        self.tune("--only", "nccl", "--resume")
+        self.assertEqual(self.lines("log")[:2], ["turns", "allgather:4096,16384 allreduce:4096,16384 reducescatter:4096,16384"])
+        self.assertEqual(self.rules(), ["nccl all-reduce 2 1 1024 1025 tree ll 0", "nccl all-reduce 2 1 4096 4097 ring ll 0"])
         self.assertFalse(os.path.exists(self.path("p.part")))
+
+    def test_way_that_ends_the_job_is_left_out_and_the_others_go_on(self):
+        ratios = {"nccl all-reduce tree ll 0": {"1024": (3, 3, 3)}, "nccl all-reduce ring ll 0": {"1024": WIN, "4096": WIN, "else": WIN}}
+        self.world(ratios, dies={"nccl all-reduce tree ll 0": 4096}, sizes=True)
+        result = self.tune("--only", "nccl", code=1)
+        self.assertIn("cannot be measured to the end: exit code 1: loongcomm-bench: dies as the test wants it\n"
+                      "loongcomm: tune: nccl all-reduce tree ll 0 is left out\n", result.stderr)
+        self.assertEqual(self.rules(), ["nccl all-reduce 2 1 1024 4097 ring ll 0"])
+        sizes = " ".join("%s:%%s" % op for op in ("allgather", "allreduce", "reducescatter"))
+        self.assertEqual(self.lines("log")[:5], ["turns", sizes % ((("1024,4096,16384"),) * 3), "turns",
+                                                 sizes % ((("4096,16384"),) * 3), "again turns"])
+        self.assertFalse(os.path.exists(self.path("p.part")))
+        self.assertIn("1 ways could not be measured", result.stdout)
+
+    def test_job_that_dies_of_no_way_is_gone_on_with_in_another_call(self):
+        self.world({"nccl all-reduce ring ll 0": {"1024": WIN}}, dies={"default": 4096}, sizes=True)
+        self.tune("--only", "nccl", code=1)
+        self.assertEqual(self.lines("log")[::2], ["turns", "again turns"])
+        self.assertIn("open nccl all-reduce ring ll 0", self.lines("p.part"))
+        self.world({"nccl all-reduce ring ll 0": {"1024": WIN, "4096": WIN, "else": WIN}}, sizes=True)
+        self.tune("--only", "nccl", "--resume")
+        self.assertEqual(self.lines("log")[4:6], ["turns", "allgather:4096,16384 allreduce:4096,16384 reducescatter:4096,16384"])
+        self.assertEqual(self.rules(), ["nccl all-reduce 2 1 1024 4097 ring ll 0"])
+
+    def test_sizes_that_are_one_for_so_many_ranks_make_one_rule(self):
+        self.world({})
+        self.write("p.part", PART + "1024 1 1 1\n1024 1 1 1\ndone again all-reduce\n"
+                   "1024 1.5 1.4 1.6\n1024 1.5 1.4 1.6\ndone nccl all-reduce tree ll 0\n")
+        self.world({"nccl all-reduce tree ll 0": {"1024": WIN}})
+        self.tune("--only", "nccl", "--resume")
+        self.assertEqual(self.rules(), ["nccl all-reduce 2 1 1024 1025 tree ll 0"])
 
     def test_way_of_nccl_has_to_gain_more_than_equal_sides_differ(self):
         way = "nccl all-reduce tree ll 0"
@@ -264,6 +297,16 @@ class Tune(CliTest):
         self.assertEqual(self.lines("log")[-2:], ["turns", "again turns"])
         self.tune_some(ratios, "--only", "nccl", again={"all-reduce 4096": (1.01, 1.0, 1.02)})
         self.assertEqual(self.rules(), ["nccl all-reduce 2 1 1024 1025 tree ll 0", "nccl all-gather 2 1 1024 4097 ring ll 1"])
+
+    def test_second_look_has_equal_sides_of_its_own(self):
+        way, equal = {"1024": (1.1, 1.05, 1.2)}, {"again all-reduce": {"1024": (1.0, 0.95, 1.06)}}
+        self.tune_some({"nccl all-reduce tree ll 0": way, **equal}, "--only", "nccl",
+                       again={"all-reduce 1024": (1.05, 1.04, 1.06), "equal all-reduce 1024": (1.0, 0.99, 1.01)}, third={})
+        self.assertEqual(len(self.rules()), 1)
+        self.tune_some({"nccl all-reduce tree ll 0": way}, "--only", "nccl",
+                       again={"all-reduce 1024": (1.05, 1.04, 1.06), "equal all-reduce 1024": (1.0, 0.94, 1.01)},
+                       third={"equal all-reduce 1024": (1.0, 0.9, 1.01)})
+        self.assertEqual(self.rules(), [])
 
     def test_nccls_ways_that_fail_are_said(self):
         self.world({}, fail=["nccl all-reduce tree ll 0"])
@@ -299,7 +342,9 @@ class Tune(CliTest):
                           (PART.replace("1024,", ""), "was measured with 4096,16384 live 1"),
                           (PART.replace("live 1", "live 0.5 graph"), "live 0.5 graph"),
                           (PART + "1 2\n", "line 5"), (PART + "1024 1 1 1\n", "line 5"), (PART + "done it\n", "line 5"),
-                          (PART + "done " + ONE, "line 5"), ("", "line 0")):
+                          (PART + "done " + ONE, "line 5"), ("", "line 0"),
+                          (PART + "1024 1 1 inf\n", "line 5"), (PART + "1024 1 1 1\nopen %s\n1024 1 1 1\ndone %s\n" % (ONE, ONE), "line 8"),
+                          (PART + "opened " + ONE + "\n", "line 5")):
             self.write("p.part", text)
             result = self.tune("--resume", code=1)
             self.assertEqual(len(result.stderr.splitlines()), 1, result.stderr)

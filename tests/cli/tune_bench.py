@@ -36,8 +36,10 @@ def log(line):
     with open(os.path.join(folder, "log"), "a+") as f:
         f.write(line + "\n")
         f.seek(0)
-        if len(f.readlines()) == world.get("kill"):
+        lines = f.read().splitlines()
+        if len(lines) == world.get("kill"):
             os.kill(os.getppid(), 9)
+    return lines
 
 
 def turn(op, size, way, step, figures):
@@ -57,22 +59,32 @@ def profile_step(op, size):
 
 if op == "ways":
     steps = [(name, way, "nccl %s %s" % (OPS[name], way.replace("/", " "))) for name, way in ways]
-    log("again turns" if "--profile" in options else "turns")
+    looks = log("again turns" if "--profile" in options else "turns").count("again turns")
+    look = world.get("third" if looks > 1 and "third" in world else "again", {}) if "--profile" in options else {}
     if any(step in world.get("fail", ()) for _, _, step in steps):
         sys.exit("loongcomm-bench: as the test wants it")
-    records = []
+    dies = [(size, step) for step, size in world.get("dies", {}).items() if step in [s for _, _, s in steps] + ["default"]]
+    records, last = [], dies[0][0] - 1 if dies else 1 << 62
+    if "sizes" in world:
+        log(" ".join(sorted(":".join(case) for case in cases)))
     for name, sizes in cases:
-        for size in sizes.split(","):
+        sizes = [s for s in sizes.split(",") if int(s) <= last]
+        for size in sizes[:len(sizes) - ("--profile" not in options) * world.get("left", 0)]:
             again = "again " + OPS[name]
             records.append('{"op": "%s", "bytes": %s, "way": "default", "state": "measured"}' % (name, size))
-            records.append(turn(name, size, "again", again, world["ratios"].get(again, {}).get(size)))
+            records.append(turn(name, size, "again", again, look.get("equal %s %s" % (OPS[name], size)) or world["ratios"].get(again, {}).get(size)))
             records += [turn(name, size, way, step, world["ratios"].get(step, {}).get(size)) for op, way, step in steps if op == name]
             if "--profile" in options:
                 step = profile_step(OPS[name], int(size))
                 figures = world["ratios"].get(step, {}).get(size) or world["ratios"].get(step, {}).get("else")
-                records.append(turn(name, size, "profile", step, world.get("again", {}).get("%s %s" % (OPS[name], size), figures)))
-    write(records, ', "left": %d' % world.get("left", 0))
-    sys.exit(0)
+                records.append(turn(name, size, "profile", step, look.get("%s %s" % (OPS[name], size), figures)))
+    more = ', "left": %d' % world.get("left", 0)
+    if dies:
+        options["--json"] += ".part"
+        way = dies[0][1].split()[2:] or ["default"]
+        more = ', "left": 1, "failed": {"op": "allreduce", "bytes": %d, "way": "%s"}' % (dies[0][0], "/".join(way))
+    write(records, more)
+    sys.exit("loongcomm-bench: dies as the test wants it" if dies else 0)
 
 op = OPS[op]
 parts = ranks if op == "send" else 1  # a message is a part of the buffer
