@@ -128,6 +128,13 @@ struct lc_tune_recheck {
 };
 void lc_tune_confirm(struct lc_tune_choice *choice, const struct lc_tune_recheck *recheck, int n);
 
+/* A second look may have bad luck as the first had good. True: `after` it, much has gone that was chosen `before`, so that a
+ * third look is worth its time. */
+bool lc_tune_is_disputed(const struct lc_tune_choice *before, const struct lc_tune_choice *after);
+
+/* What one of the two looks has confirmed stays: `other` is the same choice after the other. */
+void lc_tune_merge(struct lc_tune_choice *choice, const struct lc_tune_choice *other);
+
 /* Sizes that a second look needs. The number. */
 int lc_tune_recheck_sizes(const struct lc_tune_choice *choice, uint64_t *sizes, int max);
 

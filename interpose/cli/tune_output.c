@@ -53,6 +53,12 @@ struct profile {
     struct lc_profile *old; /* NULL: none */
 };
 
+/* A rule may have no size of its own, but lie between two. */
+static bool is_measured(const struct lc_tune_rule *rule)
+{
+    return rule->best > 0;
+}
+
 static void write_rules(FILE *out, const void *arg)
 {
     const struct profile *profile = arg;
@@ -74,8 +80,11 @@ static void write_rules(FILE *out, const void *arg)
                   profile->results->ranks, profile->results->nodes);
     for (int i = 0; i < profile->n; i++) {
         (void)lc_profile_print_rule(&profile->rules[i].rule, line, sizeof(line));
-        (void)fprintf(out, "%s # %.3f, %.3f\n", line, profile->rules[i].worst.p10,
-                      profile->rules[i].best);
+        if (is_measured(&profile->rules[i]))
+            (void)fprintf(out, "%s # %.3f, %.3f\n", line, profile->rules[i].worst.p10,
+                          profile->rules[i].best);
+        else
+            (void)fprintf(out, "%s # won at the sizes around it\n", line);
     }
 }
 
@@ -192,8 +201,11 @@ void lc_tune_print_summary(const struct lc_tune_results *results,
                  summary->n == 1 ? "" : "s", results->ranks, results->gpu, VERSION(results->nccl));
     for (int i = 0; i < summary->n; i++) {
         (void)lc_profile_print_rule(&summary->rules[i].rule, line, sizeof(line));
-        (void)printf("  %s  (p10 %.3f at least, up to %.3f)\n", line, summary->rules[i].worst.p10,
-                     summary->rules[i].best);
+        if (is_measured(&summary->rules[i]))
+            (void)printf("  %s  (p10 %.3f at least, up to %.3f)\n", line,
+                         summary->rules[i].worst.p10, summary->rules[i].best);
+        else
+            (void)printf("  %s  (won at the sizes around it)\n", line);
     }
     if (summary->n == 0)
         (void)printf("  nothing was found to be faster than NCCL's own choices\n");
@@ -284,8 +296,10 @@ void lc_tune_print_json(const struct lc_tune_results *results,
         lc_json_object(&json);
         lc_json_key(&json, "rule");
         lc_json_string(&json, line);
-        json_number(&json, "worst_p10", summary->rules[i].worst.p10);
-        json_number(&json, "best_median", summary->rules[i].best);
+        if (is_measured(&summary->rules[i])) {
+            json_number(&json, "worst_p10", summary->rules[i].worst.p10);
+            json_number(&json, "best_median", summary->rules[i].best);
+        }
         lc_json_end(&json);
     }
     lc_json_end(&json);

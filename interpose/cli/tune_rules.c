@@ -291,6 +291,33 @@ void lc_tune_confirm(struct lc_tune_choice *choice, const struct lc_tune_recheck
     }
 }
 
+/* From this gain on. */
+#define WORTH_A_LOOK 1.05
+
+bool lc_tune_is_disputed(const struct lc_tune_choice *before, const struct lc_tune_choice *after)
+{
+    for (int i = 0; i < before->n; i++) {
+        if (before->point[i].way >= 0 && after->point[i].way < 0 &&
+            before->point[i].won.median > WORTH_A_LOOK)
+            return true;
+    }
+    return false;
+}
+
+void lc_tune_merge(struct lc_tune_choice *choice, const struct lc_tune_choice *other)
+{
+    for (int i = 0; i < choice->n; i++) {
+        if (choice->point[i].way >= 0)
+            continue;
+        choice->point[i].way = other->point[i].way;
+        choice->point[i].won = other->point[i].won;
+    }
+    for (int i = 0; i + 1 < choice->n; i++) {
+        if (choice->point[i].next < 0 && choice->point[i].way >= 0 && choice->point[i + 1].way >= 0)
+            choice->point[i].next = other->point[i].next;
+    }
+}
+
 /* Appends a range, to the last rule if it goes on. `point`: what was measured in it, or NULL. */
 static int extend(struct lc_tune_rule *rules, int n, int way, uint64_t from, uint64_t to,
                   const struct lc_tune_point *point)

@@ -298,6 +298,34 @@ class Tune(CliTest):
         self.tune_some(ratios, "--only", "nccl", again={"all-reduce 4096": (1.01, 1.0, 1.02)})
         self.assertEqual(self.rules(), ["nccl all-reduce 2 1 1024 1025 tree ll 0", "nccl all-gather 2 1 1024 4097 ring ll 1"])
 
+    def test_third_look_decides_what_the_second_has_lost(self):
+        win = {"1024": WIN, "4096": WIN, "16384": WIN, "else": WIN}
+        ratios, lost = {"nccl all-reduce tree ll 0": win}, (1.0, 0.9, 1.1)
+        whole = "nccl all-reduce 2 1 1024 16385 tree ll 0"
+        parts = ["nccl all-reduce 2 1 %s tree ll 0" % sizes for sizes in ("1024 1025", "4096 16385")]
+        for again, third, rules in (({"all-reduce 1024": lost}, {}, [whole]),
+                                    ({"all-reduce 1024": lost}, {"all-reduce 1024": lost}, [whole.replace("1024", "4096")]),
+                                    ({"all-reduce 4096": lost}, {"all-reduce 16384": lost},
+                                     [parts[0].replace("1025", "4097"), parts[1].replace("4096", "16384")]),  # no look has both
+                                    ({"all-reduce 4096": lost}, {"all-reduce 2048": lost}, parts)):
+            self.tune_some(ratios, "--only", "nccl", again=again, third=third)
+            self.assertEqual((self.rules(), self.lines("log").count("again turns")), (rules, 2), (again, third))
+            os.unlink(self.path("log"))
+        self.tune_some({"nccl all-reduce tree ll 0": {"1024": (1.04, 1.02, 1.06)}}, "--only", "nccl",
+                       again={"all-reduce 1024": lost}, third={})
+        self.assertEqual((self.rules(), self.lines("log").count("again turns")), ([], 1))  # little was lost
+
+    def test_rule_that_lies_between_two_others_says_so(self):
+        slow = (1.3, 1.2, 1.4)
+        result = self.tune_some({"nccl all-reduce tree ll 0": {"1024": WIN, "4096": slow, "else": WIN},
+                                 "nccl all-reduce ring ll 0": {"1024": slow, "4096": WIN, "else": WIN},
+                                 "nccl all-reduce ring simple 0": {"1024": (1.4, 1.3, 1.5), "4096": (1.4, 1.3, 1.5), "else": WIN}}, "--only", "nccl")
+        self.assertEqual(self.rules(), ["nccl all-reduce 2 1 1024 1025 tree ll 0", "nccl all-reduce 2 1 1025 4096 ring simple 0",
+                                        "nccl all-reduce 2 1 4096 4097 ring ll 0"])
+        self.assertIn("nccl all-reduce 2 1 1025 4096 ring simple 0 # won at the sizes around it", self.lines("p"))
+        self.assertIn("1025 4096 ring simple 0  (won at the sizes around it)", result.stdout)
+        self.assertNotIn("inf", result.stdout)
+
     def test_second_look_has_equal_sides_of_its_own(self):
         way, equal = {"1024": (1.1, 1.05, 1.2)}, {"again all-reduce": {"1024": (1.0, 0.95, 1.06)}}
         self.tune_some({"nccl all-reduce tree ll 0": way, **equal}, "--only", "nccl",
