@@ -1,27 +1,26 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Step time of a DDP job (a transformer of 554 M fp32 parameters, AdamW, bf16 autocast), four ways in one run:
-nodp (no communication), plain, loongcomm (preloaded, bf16 on the wire) and hook (PyTorch's bf16_compress_hook).
+"""Step time of a DDP job (a transformer of 554 M fp32 parameters, AdamW, bf16 autocast), in turns of one run:
+nodp (no communication), plain, loongcomm (preloaded, bf16 on the wire), exact (preloaded, not that) and hook (PyTorch's
+bf16_compress_hook). Share: what of a step nodp does not need.
 
-usage: perf/ddp.py [--ranks N] [--rounds N] [--steps N] [--layers N] [--variants LIST] [--library FILE] [--json FILE]
+usage: perf/ddp.py [--ranks N] [--rounds N] [--steps N] [--layers N] [--apart] [--variants LIST] [--library FILE]
+       [--json FILE]
 
 Every variant is a resident set of processes; the sets take turns, so that drift of the machine meets all alike. Ranks
-share a GPU where there are too few (run it under tests/gpu/mps.sh then) and are hosts of their own for NCCL. Variables
-LOONGCOMM_... are for the variant loongcomm alone."""
+share a GPU where there are too few (run it under tests/gpu/mps.sh then) and are hosts of their own for NCCL; with --apart
+they are that anyway. Variables LOONGCOMM_... are for the preloaded variants alone."""
 import argparse
-import json
 import os
-import random
-import select
-import socket
 import statistics
-import subprocess
 import sys
 import time
 
+import resident
+
 WIDTH, VOCABULARY, LENGTH, BATCH = 1280, 32000, 512, 4
-VARIANTS = ("nodp", "plain", "loongcomm", "hook")
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+VARIANTS = ("nodp", "plain", "loongcomm", "hook")  # unless told otherwise
+WIRES = {"loongcomm": "bf16", "exact": "data"}
 
 
 def build_model(torch, layers):
@@ -85,8 +84,8 @@ def worker(variant, layers):
         optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
-    print(json.dumps({"parameters": parameters, "gpu": torch.cuda.get_device_name(device), "torch": torch.__version__,
-                      "nccl": ".".join(map(str, torch.cuda.nccl.version()))}), flush=True)
+    resident.say({"parameters": parameters, "gpu": torch.cuda.get_device_name(device), "torch": torch.__version__,
+                  "nccl": ".".join(map(str, torch.cuda.nccl.version()))})
     for line in sys.stdin:
         times, losses = [], []
         for _ in range(int(line)):
@@ -96,63 +95,26 @@ def worker(variant, layers):
             torch.cuda.synchronize()
             times.append((time.perf_counter() - begun) * 1e3)
             losses.append(loss.item())
-        print(json.dumps({"ms": times, "loss": losses}), flush=True)
+        resident.say({"ms": times, "loss": losses})
     dist.destroy_process_group()
 
 
-def free_port():
-    for port in random.sample(range(20000, 32000), 200):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("", port))
-                return port
-            except OSError:
-                pass
-    raise OSError("no free port")
-
-
-def start(variant, options, shared):
-    port, running = free_port(), []
-    for rank in range(options.ranks):
-        env = {k: v for k, v in os.environ.items() if not k.startswith("LOONGCOMM_") and k != "LD_PRELOAD"}
-        env.update(RANK=str(rank), WORLD_SIZE=str(options.ranks), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1",
-                   MASTER_PORT=str(port))
-        if shared:
-            env["NCCL_HOSTID"] = "host%d" % rank
-        if variant == "loongcomm":
-            env.update((k, v) for k, v in os.environ.items() if k.startswith("LOONGCOMM_"))
-            env.update(LD_PRELOAD=options.library, LOONGCOMM_ALLREDUCE_WIRE="bf16",
-                       LOONGCOMM_REPORT="text" if rank == 0 else "off")
-        running.append(subprocess.Popen([sys.executable, os.path.abspath(__file__), "--worker", variant, "--layers",
-                                         str(options.layers)], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        text=True))
-    return running
-
-
-def answer(process, seconds):
-    """The next line; a job that hangs ends the run."""
-    if not select.select([process.stdout], [], [], seconds)[0]:
-        sys.exit("perf/ddp.py: a rank did not answer within %d s" % seconds)
-    line = process.stdout.readline()
-    if not line:
-        sys.exit("perf/ddp.py: a rank ended early")
-    return json.loads(line)
-
-
 def turn(ranks, steps):
-    for process in ranks:
-        process.stdin.write("%d\n" % steps)
-        process.stdin.flush()
-    answers = [answer(process, 180) for process in ranks]
+    answers = ranks.ask(str(steps))
     return [max(times) for times in zip(*(a["ms"] for a in answers))], answers[0]["loss"]
 
 
 def main(options):
     import torch
-    shared = torch.cuda.device_count() < options.ranks
-    sets = {variant: start(variant, options, shared) for variant in options.variants}
+    apart = options.apart or torch.cuda.device_count() < options.ranks
+    sets = {}
     try:
-        about = {variant: [answer(process, 180) for process in ranks][0] for variant, ranks in sets.items()}
+        for variant in options.variants:
+            wire = WIRES.get(variant)
+            sets[variant] = resident.Set(__file__, variant, options.ranks, ["--layers", str(options.layers)],
+                                         {"LOONGCOMM_ALLREDUCE_WIRE": wire} if wire else {},
+                                         options.library if wire else None, apart)
+        about = {variant: ranks.answers()[0] for variant, ranks in sets.items()}
         times, losses = {variant: [] for variant in sets}, {}
         for variant, ranks in sets.items():
             losses[variant] = turn(ranks, 4)[1]
@@ -161,31 +123,27 @@ def main(options):
                 ms, _ = turn(ranks, options.steps)
                 times[variant].append(statistics.median(ms))
         for ranks in sets.values():
-            for process in ranks:
-                process.stdin.close()
-        for ranks in sets.values():
-            for process in ranks:
-                process.wait(60)
+            ranks.end()
     finally:
         for ranks in sets.values():
-            for process in ranks:
-                process.kill()
+            ranks.kill()
     first = next(iter(about.values()))
     print("# DDP, %.0f M fp32 parameters, %d ranks on %s, torch %s, NCCL %s" %
           (first["parameters"] / 1e6, options.ranks, first["gpu"], first["torch"], first["nccl"]))
     records = []
     for variant in sets:
         ratios = [plain / own for plain, own in zip(times.get("plain", times[variant]), times[variant])]
+        least = statistics.median(times.get("nodp", times[variant]))
         records.append({"op": "ddp-step", "variant": variant, "ranks": options.ranks, "parameters": first["parameters"],
                         "median_ms": statistics.median(times[variant]), "rounds_ms": times[variant],
-                        "ratio": statistics.median(ratios), "first_losses": losses[variant]})
-        print("%-10s %9.1f ms (%.1f..%.1f)  plain / this %.2f  losses %s" %
-              (variant, records[-1]["median_ms"], min(times[variant]), max(times[variant]), records[-1]["ratio"],
+                        "ratio": statistics.median(ratios), "first_losses": losses[variant],
+                        "share": 1 - least / statistics.median(times[variant])})
+        print("%-10s %9.1f ms (%.1f..%.1f)  share %4.1f %%  plain / this %.2f  losses %s" %
+              (variant, records[-1]["median_ms"], min(times[variant]), max(times[variant]), 100 * records[-1]["share"],
+               records[-1]["ratio"],
                " ".join("%.5f" % loss for loss in losses[variant])))
     if options.json:
-        with open(options.json, "w") as out:
-            json.dump({"schema": "loongcomm.bench/1", "machine": first, "command": sys.argv, "records": records}, out,
-                      indent=2)
+        resident.write(options.json, first, records)
 
 
 if __name__ == "__main__":
@@ -195,8 +153,9 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--apart", action="store_true")
     parser.add_argument("--variants", type=lambda text: text.split(","), default=list(VARIANTS))
-    parser.add_argument("--library", default=os.path.join(ROOT, "build/interpose/libloongcomm.so"))
+    parser.add_argument("--library", default=resident.LIBRARY)
     parser.add_argument("--json")
     given = parser.parse_args()
     if given.worker:

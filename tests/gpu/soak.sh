@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# usage: tests/gpu/soak.sh LOGS BUILD [SECONDS]
-# Random programs of everything at once (tests/gpu/mixed) on the GPUs at hand for SECONDS (300) in all: 2, 4 and 8 ranks,
-# which share a GPU under MPS where there are too few, two and four communicators, matrix products beside, graphs, rings that
-# grow and rings of one slot, bf16 on the wire, one queue to the device; at first NCCL alone, which has to take the programs,
-# too. What is not built in the folder BUILD is built (sm_90 unless GPU_ARCH says otherwise), which is not counted. Seeds begin
-# at SOAK_SEED (the time of day); a program that fails or hangs names its own: `mixed --seed N --programs 1` makes it again.
-# Logs go to the folder LOGS; summary.txt has a line for each part. Ends with `N passed, N failed, N skipped`; 77 where there
-# is no GPU.
+# usage: tests/gpu/soak.sh LOGS BUILD [SECONDS [RANKS]]
+# Random programs of everything at once (tests/gpu/mixed) on the GPUs at hand for SECONDS (300) in all: 2, 4 and 8 ranks (or
+# the parts with RANKS alone), which share a GPU under MPS where there are too few, two and four communicators, matrix
+# products beside, graphs, rings that grow and rings of one slot, bf16 on the wire, one queue to the device; at first NCCL
+# alone, which has to take the programs, too. What is not built in the folder BUILD is built (sm_90 unless GPU_ARCH says
+# otherwise), which is not counted. Seeds begin at SOAK_SEED (the time of day); a program that fails or hangs names its own:
+# `mixed --seed N --programs 1` makes it again. Logs go to the folder LOGS; summary.txt has a line for each part. Ends with
+# `N passed, N failed, N skipped`; 77 where there is no GPU.
 set -u
 root=$(readlink -f "$(dirname "$0")/../..")
-[ $# -ge 2 ] || { sed -n '4,12s/^# \?//p' "$0" >&2; exit 2; }
+[ $# -ge 2 ] || { sed -n '4,11s/^# \?//p' "$0" >&2; exit 2; }
 mkdir -p "$1" || exit 2
 logs=$(readlink -f "$1")
 build=$(readlink -m "$2")
@@ -20,7 +20,7 @@ if ! nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then
     exit 77
 fi
 if [ -z "${LC_SOAK:-}" ]; then
-    LC_SOAK=1 exec bash "$root/tests/gpu/mps.sh" 8 bash "$0" "$logs" "$build" "${3:-300}"
+    LC_SOAK=1 exec bash "$root/tests/gpu/mps.sh" "${4:-8}" bash "$0" "$logs" "$build" "${3:-300}" "${4:-}"
 fi
 cd "$root" || exit 2
 passed=0 failed=0 skipped=0
@@ -63,6 +63,8 @@ one-slot-8 8 4 $ours $bf16 $one_slot -- --comms 2
 grows-4 4 4 $ours $grows -- --comms 2 --bytes 32000000
 cast-4 4 3 $ours LOONGCOMM_PEER=off $bf16-accurate -- --comms 2
 one-queue-2 2 3 $ours CUDA_DEVICE_MAX_CONNECTIONS=1 -- --comms 2"
+[ -z "${4:-}" ] || parts=$(awk -v ranks="$4" '$2 == ranks' <<<"$parts")
+[ -n "$parts" ] || { echo "soak.sh: no part has ${4:-} ranks; 2, 4 and 8 do" >&2; exit 2; }
 
 ordered=
 seed=${SOAK_SEED:-$(($(date +%s) % 100000 * 10000))}

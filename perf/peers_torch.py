@@ -1,0 +1,359 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""All-reduces and all-to-alls through torch.distributed between GPUs of one machine, in turns of one run: NCCL as it comes,
+NCCL on registered windows, torch's symmetric-memory one-shot and two-shot, what torch's bf16_compress_hook does (cast, NCCL,
+cast back), and loongcomm preloaded (exact, with bf16 on the wire, and for all-to-alls told by loongcommSetMask).
+
+usage: perf/peers_torch.py [--ranks N] [--rounds N] [--cases LIST] [--seconds N] [--library FILE] [--json FILE]
+
+Cases are numbers from 0; --list says them. Each call takes the next part of its buffers, which are twice what the L2 holds.
+`graph`: ten calls in a CUDA graph. Times are the device's for one call, the longest of the ranks; medians of rounds, p10 and
+p99 of them, and NCCL's time over each in the same round. Results are checked first. Variables LOONGCOMM_... are for the
+preloaded ones alone, which take LOONGCOMM_PEER=force if nothing is said. No case is begun after --seconds."""
+import argparse
+import os
+import statistics
+import sys
+import time
+
+import resident
+
+MB = 1 << 20
+SPAN = 128 * MB  # of the buffers: twice what the L2 holds, and a bit
+# op, dtype, bytes, share of zero rows, graph
+CASES = [
+    ("allreduce", "float32", 1024, 0, True),
+    ("allreduce", "float32", 65536, 0, True),
+    ("allreduce", "float32", 1 * MB, 0, True),
+    ("allreduce", "float32", 1 * MB, 0, False),
+    ("allreduce", "float32", 16 * MB, 0, False),
+    ("allreduce", "float32", 256 * MB, 0, False),
+    ("allreduce", "bfloat16", 16 * MB, 0, False),
+    ("allreduce", "bfloat16", 128 * MB, 0, False),
+    ("alltoall", "float32", 65536, 0, True),
+    ("alltoall", "float32", 1 * MB, 0, True),
+    ("alltoall", "float32", 16 * MB, 0, False),
+    ("alltoall", "bfloat16", 32 * MB, 0, False),  # 4096 x 4096
+    ("alltoall", "float32", 256 * MB, 0, False),
+    ("alltoall", "float32", 256 * MB, 0.6, False),
+    ("alltoall", "float32", 256 * MB, 0.75, False),
+    ("alltoall", "float32", 256 * MB, 0.9, False),
+    ("group", "float32", 302 * MB, 0, False),  # 500 tensors
+]
+ROW = 1024  # elements of a row of an all-to-all; an expert has 64 of them, the last ones zeros
+SETS = {"NCCL": None, "loongcomm": {}, "loongcomm, bf16 wire": {"LOONGCOMM_ALLREDUCE_WIRE": "bf16"}}
+
+
+def calls_of(case):
+    return 10 if case[4] else max(4, min(50, 64 * MB // case[2]))
+
+
+class Worker:
+    def __init__(self, variant):
+        import torch
+        import torch.distributed as dist
+        self.torch, self.dist, self.variant = torch, dist, variant
+        self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.device = torch.device("cuda", self.rank)
+        torch.cuda.set_device(self.device)
+        dist.init_process_group("nccl", device_id=self.device)
+        self.stream = torch.cuda.Stream()
+        self.begin, self.end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self.ways, self.case, self.kept, self.at_end = {}, None, [], []
+
+    def prepare(self, number):
+        """Buffers, and the ways of this variant to do the case; those that fail say why."""
+        self.case = CASES[number]
+        self.torch.cuda.synchronize()
+        for end in self.at_end:
+            end()
+        self.ways, self.kept, self.at_end = {}, [], []
+        self.torch.cuda.empty_cache()
+        failed = {}
+        for name, make in self.makers().items():
+            try:
+                call = make()
+                self.check(name, call)
+                self.ways[name] = self.captured(call) if self.case[4] else call
+            except Exception as error:  # noqa: BLE001
+                failed[name] = "%s: %s" % (type(error).__name__, str(error)[:160])
+        return {"ways": list(self.ways), "failed": failed}
+
+    def makers(self):
+        op, dtype = self.case[:2]
+        if self.variant != "NCCL":
+            ways = {self.variant: self.plain}
+            if op == "alltoall" and self.variant == "loongcomm" and self.case[3]:
+                ways["loongcomm, mask"] = self.masked
+            return {} if self.variant.endswith("wire") and (op == "alltoall" or dtype != "float32") else ways
+        ways = {"NCCL": self.plain}
+        if op == "group":
+            return ways
+        ways["NCCL, windows"] = self.windows
+        if op == "allreduce":
+            if dtype == "float32":
+                ways["NCCL, bf16 hook"] = self.hook
+            ways["torch one-shot"] = lambda: self.symmetric(True)
+            ways["torch two-shot"] = lambda: self.symmetric(False)
+        return ways
+
+    def buffers(self, empty=None):
+        """(in, out) for each call in turn."""
+        torch, (op, dtype, nbytes, zeros, _) = self.torch, self.case
+        dtype = getattr(torch, dtype)
+        count = nbytes // dtype.itemsize
+        parts = max(1, SPAN // nbytes)
+        whole = (empty or torch.empty)(parts * count, dtype=dtype, device=self.device)
+        whole.normal_()
+        if op == "alltoall" and zeros:
+            self.rows(whole)[:, int(64 * (1 - zeros)):] = 0
+        others = (empty or torch.empty)(parts * count, dtype=dtype, device=self.device) if op == "alltoall" else whole
+        return list(zip(whole.split(count), others.split(count)))
+
+    def rows(self, whole):
+        return whole.view(-1, 64, ROW)
+
+    def collective(self, pair):
+        if self.case[0] == "alltoall":
+            self.dist.all_to_all_single(pair[1], pair[0])
+        else:  # an average, so that numbers stay what they are
+            self.dist.all_reduce(pair[0], op=self.dist.ReduceOp.AVG)
+
+    def plain(self):
+        if self.case[0] == "group":
+            return self.group()
+        pairs = self.buffers()
+        return lambda i: self.collective(pairs[i % len(pairs)])
+
+    def group(self):
+        torch, dist = self.torch, self.dist
+        sizes = [4096 * 2 ** (10 * ((i * 0.618033988749895) % 1)) for i in range(500)]
+        tensors = [torch.randn(int(size * self.case[2] / sum(sizes)) // 4, device=self.device) for size in sizes]
+
+        def call(_):
+            with dist._coalescing_manager(device=self.device):
+                for tensor in tensors:
+                    dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
+        self.kept.append(tensors)
+        return call
+
+    def windows(self):
+        torch = self.torch
+        backend = self.dist.group.WORLD._get_backend(self.device)
+        pool = torch.cuda.MemPool(backend.mem_allocator)
+        with torch.cuda.use_mem_pool(pool):
+            pairs = self.buffers()
+        backend.register_mem_pool(pool, symm=True)
+        self.kept.append((pool, pairs))
+        self.at_end.append(lambda: backend.deregister_mem_pool(pool))
+        return lambda i: self.collective(pairs[i % len(pairs)])
+
+    def hook(self):
+        pairs = self.buffers()
+
+        def call(i):
+            whole = pairs[i % len(pairs)][0]
+            half = whole.to(self.torch.bfloat16).div_(self.world)
+            self.dist.all_reduce(half)
+            whole.copy_(half)
+        return call
+
+    def symmetric(self, one_shot):
+        import torch.distributed._symmetric_memory as symm
+        torch, group = self.torch, self.dist.group.WORLD.group_name
+        _, dtype, nbytes, _, graph = self.case
+        if one_shot and nbytes > 4 * MB:
+            raise ValueError("not meant for so much")
+        dtype = getattr(torch, dtype)
+        whole = symm.empty(nbytes // dtype.itemsize, dtype=dtype, device=self.device)
+        symm.rendezvous(whole, group)
+        whole.fill_(0)
+        self.kept.append(whole)
+        if one_shot:
+            return lambda i: torch.ops.symm_mem.one_shot_all_reduce(whole, "sum", group)
+        return lambda i: torch.ops.symm_mem.two_shot_all_reduce_(whole, "sum", group)
+
+    def masked(self):
+        import ctypes
+        torch = self.torch
+        set_mask = ctypes.CDLL(None).loongcommSetMask
+        set_mask.restype = ctypes.c_int
+        set_mask.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p]
+        pairs = self.buffers()
+        handle = self.dist.group.WORLD._get_backend(self.device)._comm_ptr()
+        live = (self.rows(pairs[0][0]) != 0).any(-1).flatten().to(torch.int64)
+        bits = (torch.nn.functional.pad(live, (0, -live.numel() % 32)).view(-1, 32) <<
+                torch.arange(32, device=self.device)).sum(-1)
+        bits = torch.where(bits >= 1 << 31, bits - (1 << 32), bits).to(torch.int32)
+        self.kept.append(bits)
+
+        def call(i):
+            status = set_mask(handle, bits.data_ptr(), live.numel(), ROW * pairs[0][0].element_size(),
+                              torch.cuda.current_stream().cuda_stream)
+            if status:
+                raise RuntimeError("loongcommSetMask: %d" % status)
+            self.collective(pairs[i % len(pairs)])
+        return call
+
+    def check(self, name, call):
+        """Small numbers that bf16 holds: the average of all ranks, or what each rank has for this one."""
+        torch = self.torch
+        if name.startswith("torch"):  # sums in buffers of its own
+            whole = self.kept[-1]
+            whole.fill_(self.rank + 1)
+            out = call(0)
+            self.same((out if out is not None else whole), self.world * (self.world + 1) / 2)
+            whole.fill_(0)
+            return
+        for cell in (c.cell_contents for c in call.__closure__):
+            if isinstance(cell, list) and isinstance(cell[0], tuple):
+                source, target = cell[0]
+                before = source.clone()
+                if self.case[0] == "allreduce":
+                    source.fill_(self.rank + 1)
+                    call(0)
+                    self.same(source, (self.world + 1) / 2)
+                else:
+                    call(0)
+                    self.exchanged(source, target)
+                source.copy_(before)
+            elif isinstance(cell, list):  # the group's tensors
+                saved = cell[-1].clone()
+                cell[-1].fill_(self.rank + 1)
+                call(0)
+                self.same(cell[-1], (self.world + 1) / 2)
+                cell[-1].copy_(saved)
+
+    def exchanged(self, source, target):
+        """The sum of the bits of each part is the one that its sender has."""
+        torch = self.torch
+        sums = [tensor.view(torch.int16).view(self.world, -1).sum(-1, dtype=torch.int64) for tensor in (source, target)]
+        of_all = [torch.empty_like(sums[0]) for _ in range(self.world)]
+        self.dist.all_gather(of_all, sums[0])
+        if [int(theirs[self.rank]) for theirs in of_all] != sums[1].tolist():
+            raise ValueError("wrong result")
+
+    @staticmethod
+    def same(tensor, value):
+        if not bool((tensor == value).all()):
+            raise ValueError("wrong result: %s instead of %s" % (tensor.flatten()[:2].tolist(), value))
+
+    def captured(self, call):
+        torch = self.torch
+        with torch.cuda.stream(self.stream):
+            for i in range(3):
+                call(i)
+        torch.cuda.synchronize()
+        self.dist.barrier()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self.stream):
+            for i in range(10):
+                call(i)
+        self.kept.append(graph)
+        return lambda _: graph.replay()
+
+    def measure(self, name):
+        """Microseconds of a call."""
+        calls, graph = calls_of(self.case), self.case[4]
+        call = self.ways[name]
+        call(0)
+        self.torch.cuda.synchronize()
+        self.dist.barrier()
+        self.torch.cuda.synchronize()
+        times = 20 if graph else calls
+        self.begin.record()
+        for i in range(times):
+            call(i)
+        self.end.record()
+        self.torch.cuda.synchronize()
+        return self.begin.elapsed_time(self.end) * 1000 / times / (calls if graph else 1)
+
+
+def worker(variant):
+    self = Worker(variant)
+    resident.say({"gpu": self.torch.cuda.get_device_name(self.device), "torch": self.torch.__version__,
+                  "nccl": ".".join(map(str, self.torch.cuda.nccl.version()))})
+    for line in sys.stdin:
+        what, _, argument = line.strip().partition(" ")
+        resident.say(self.prepare(int(argument)) if what == "prepare" else {"us": self.measure(argument)})
+    self.dist.destroy_process_group()
+
+
+def text_of(case):
+    op, dtype, nbytes, zeros, graph = case
+    size = "%d MB" % (nbytes // MB) if nbytes >= MB else "%d KB" % (nbytes // 1024)
+    return "%s %s %s%s%s" % (op, dtype, size, ", %d %% zeros" % round(100 * zeros) if zeros else "", ", graph" if graph else "")
+
+
+def measure_case(number, sets, rounds):
+    """[(way, [us])], and the reasons of those that are missing."""
+    ways, failed = [], {}
+    for ranks in sets.values():
+        answers = ranks.ask("prepare %d" % number)
+        common = [way for way in answers[0]["ways"] if all(way in a["ways"] for a in answers)]
+        ways += [(ranks, way) for way in common]
+        for answer in answers:
+            failed.update(answer["failed"])
+    times = {way: [] for _, way in ways}
+    for _ in range(rounds):
+        for ranks, way in ways:
+            times[way].append(max(answer["us"] for answer in ranks.ask("measure " + way)))
+    return times, failed
+
+
+def quantile(values, part):
+    return sorted(values)[min(len(values) - 1, int(part * len(values)))]
+
+
+def main(options):
+    begun, sets, records = time.monotonic(), {}, []
+    os.environ.setdefault("LOONGCOMM_PEER", "force")
+    try:
+        for variant, settings in SETS.items():
+            sets[variant] = resident.Set(__file__, variant, options.ranks, settings=settings or {},
+                                         library=options.library if settings is not None else None)
+        about = [ranks.answers()[0] for ranks in sets.values()][0]
+        print("# %d ranks on %s, torch %s, NCCL %s; us of a call" % (options.ranks, about["gpu"], about["torch"], about["nccl"]))
+        for number in options.cases:
+            if time.monotonic() - begun > options.seconds:
+                print("# left out for time: " + text_of(CASES[number]))
+                continue
+            times, failed = measure_case(number, sets, options.rounds)
+            print(text_of(CASES[number]), flush=True)
+            for way, us in sorted(times.items(), key=lambda item: statistics.median(item[1])):
+                ratio = statistics.median(n / u for n, u in zip(times.get("NCCL", us), us))
+                op, dtype, nbytes, zeros, graph = CASES[number]
+                records.append({"op": "torch-" + op, "dtype": dtype, "bytes": nbytes, "live": 1 - zeros, "graph": graph,
+                                "ranks": options.ranks, "variant": way, "median_us": statistics.median(us),
+                                "p10_us": quantile(us, 0.1), "p99_us": quantile(us, 0.99), "ratio": ratio})
+                print("    %-24s %9.1f (%.1f..%.1f)  %.2f" % (way, statistics.median(us), quantile(us, 0.1),
+                                                           quantile(us, 0.99), ratio))
+            for way, why in failed.items():
+                print("    %-24s failed: %s" % (way, why))
+        for ranks in sets.values():
+            ranks.end()
+    finally:
+        for ranks in sets.values():
+            ranks.kill()
+    if options.json:
+        resident.write(options.json, about, records)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(usage=__doc__)
+    parser.add_argument("--worker")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--cases", type=lambda text: [int(n) for n in text.split(",")], default=list(range(len(CASES))))
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--library", default=resident.LIBRARY)
+    parser.add_argument("--json")
+    given = parser.parse_args()
+    if given.list:
+        for i, one in enumerate(CASES):
+            print("%2d  %s" % (i, text_of(one)))
+    elif given.worker:
+        worker(given.worker)
+    else:
+        main(given)
