@@ -81,6 +81,13 @@ static int open_ranks(struct lc_ways_job *job)
         err = lc_bench_set_connect(set, &bench->boot, &bench->machine, &wide, bench->replies);
     if (!err && o->ctas)
         job->channels[1] = bench->replies[0].channels;
+    for (int i = 1; i < o->comms && !err; i++) {
+        const struct lc_bench_request equal = { .ranks = bench->ranks,
+                                                .comm = i + 1,
+                                                .measures = true };
+
+        err = lc_bench_set_connect(set, &bench->boot, &bench->machine, &equal, bench->replies);
+    }
     if (!err)
         err = bench->boot.ops->bcast(&bench->boot, job->channels, sizeof(job->channels));
     return err ? err : bench->boot.ops->barrier(&bench->boot);

@@ -64,6 +64,7 @@ struct lc_ways_options {
     const char *profile;
     const char *tuner; /* NULL: beside this program */
     int ctas;          /* of the wide communicator, 0: there is none */
+    int comms;         /* that take turns, equal ones */
     bool help;
 };
 
@@ -114,6 +115,7 @@ bool lc_ways_finalists(const struct lc_ways_entrant *field, int n, bool *in);
 double lc_ways_share(const struct lc_bench_case *cases, int n, int at);
 
 /* ways_case.c. `last`: the field of the next smaller size of the same operation, or NULL. */
+#define LC_WAYS_COMMS (LC_BENCH_COMMS - 1) /* most that take turns; one is the wide one */
 struct lc_ways_job {
     const struct lc_ways_options *options;
     struct lc_bench *bench;

@@ -31,6 +31,7 @@ struct context {
     int n;
     char what[128];
     int inner;
+    int round; /* whose communicator is used */
 };
 
 static int agree(struct context *c, void *value, size_t bytes)
@@ -55,6 +56,14 @@ static uint64_t word_of(const struct lc_way *way)
     }
 }
 
+/* Two rounds each, since every other one runs backwards. The wide one is number 1. */
+static int comm_of(const struct context *c, const struct lc_way *way)
+{
+    int turn = c->round / 2 % c->job->options->comms;
+
+    return way->wide ? 1 : turn ? turn + 1 : 0;
+}
+
 /* `us`: median of the samples. */
 static int turn(struct context *c, struct lc_ways_entrant *e, int warmup, int iters, bool verify,
                 double *us)
@@ -62,7 +71,7 @@ static int turn(struct context *c, struct lc_ways_entrant *e, int warmup, int it
     struct lc_bench *bench = c->job->bench;
     const struct lc_bench_request request = {
         .kind = LC_BENCH_ASK_RUN,
-        .comm = e->way->wide,
+        .comm = comm_of(c, e->way),
         .measures = true,
         .way = word_of(e->way),
         .warmup = warmup,
@@ -191,11 +200,12 @@ static int look(struct context *c, const struct lc_ways_entrant *last, int n_las
     return 0;
 }
 
-/* Who had bad luck in one look may have rounds by another. */
+/* Who had bad luck in one look may have rounds by another, with another communicator if there is one. */
 static int look_again(struct context *c, struct lc_deadline end)
 {
     double best = INFINITY;
 
+    c->round = 2;
     for (int i = 0; i < c->n; i++) {
         if (c->field[i].state == LC_WAY_TRIED)
             best = fmin(best, c->field[i].first_us);
@@ -227,12 +237,15 @@ static int warm_up(struct context *c)
     bool *warm = &c->job->warm[c->kase->op];
     double us;
 
-    for (int i = 0; i < c->n && !*warm; i++) {
-        int err = is_beyond(c, c->field[i].way) ? 0 : turn(c, &c->field[i], 0, 1, false, &us);
+    for (c->round = 0; c->round < 2 * c->job->options->comms && !*warm; c->round += 2) {
+        for (int i = 0; i < c->n; i++) {
+            int err = is_beyond(c, c->field[i].way) ? 0 : turn(c, &c->field[i], 0, 1, false, &us);
 
-        if (err)
-            return err;
+            if (err)
+                return err;
+        }
     }
+    c->round = 0;
     *warm = true;
     return 0;
 }
@@ -280,6 +293,7 @@ static int round_of_turns(struct context *c, const struct plan *plan, int round,
 {
     double base = 0;
 
+    c->round = round;
     for (int k = 0; k < c->n; k++) {
         int step = (k + round / 2 * 3) % c->n;
         int i = round & 1 ? c->n - 1 - step : step;

@@ -23,6 +23,8 @@ static const char usage_text[] =
     "  --way OP:[wide:]WAY\n"
     "  --profile FILE     of `loongcomm tune`, used through the tuner plugin as in a job\n"
     "  --ctas N           channels of the second communicator (none)\n"
+    "  --comms N          equal communicators, up to 4, that take turns of two rounds (1): each has\n"
+    "                     luck of its own, such as which connection is served by whom\n"
     "  --ranks N          ranks (as many as GPUs, at least 2)\n"
     "  --budget SECONDS   all cases together; what is left then is said to be (60)\n"
     "  --graph            calls are captured once a turn and replayed\n"
@@ -161,6 +163,7 @@ enum option_id {
     OPT_WAY,
     OPT_PROFILE,
     OPT_CTAS,
+    OPT_COMMS,
     OPT_RANKS,
     OPT_BUDGET,
     OPT_GRAPH,
@@ -175,6 +178,7 @@ static const struct option long_options[] = {
     { "way",     required_argument, NULL, OPT_WAY    },
     { "profile", required_argument, NULL, OPT_PROFILE},
     { "ctas",    required_argument, NULL, OPT_CTAS   },
+    { "comms",   required_argument, NULL, OPT_COMMS  },
     { "ranks",   required_argument, NULL, OPT_RANKS  },
     { "budget",  required_argument, NULL, OPT_BUDGET },
     { "graph",   no_argument,       NULL, OPT_GRAPH  },
@@ -197,6 +201,7 @@ static int parse_one(int id, const char *text, struct parser *parser)
         return lc_way_parse(text, &o->ways[o->n_ways++]);
     case OPT_PROFILE: o->profile = text; return *text ? 0 : -EINVAL;
     case OPT_CTAS: return parse_count(text, 1, 1024, &o->ctas);
+    case OPT_COMMS: return parse_count(text, 1, LC_WAYS_COMMS, &o->comms);
     case OPT_RANKS: return parse_count(text, 2, LC_BENCH_MAX_RANKS, &o->bench.ranks);
     case OPT_BUDGET: return parse_number(text, 0.1, 1e6, &o->bench.budget_s);
     case OPT_GRAPH: o->bench.graph = true; return 0;
@@ -267,6 +272,7 @@ int lc_ways_options_parse(int argc, char **argv, struct lc_ways_options *out)
     int index = 0;
     int id;
 
+    o.comms = 1;
     o.bench = (struct lc_bench_options){
         .variants = {false, true},
         .no_preload = true,

@@ -79,6 +79,7 @@ int lc_ways_output_open(const struct lc_ways_job *job, int argc, char **argv,
         lc_json_end(json);
         lc_json_key_int(json, "channels", job->channels[0]);
         lc_json_key_int(json, "wide_channels", job->channels[1]);
+        lc_json_key_int(json, "comms", job->options->comms); /* round r is number r / 2 % comms */
         lc_json_key(json, "records");
         lc_json_array(json);
     }

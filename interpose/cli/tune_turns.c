@@ -12,6 +12,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#define COMMS "2" /* a rule shall gain on connections of other luck, too */
+
 static void add_case(struct lc_tune_command *command, const struct lc_tune_turns *turns, int op)
 {
     char list[LC_TUNE_POINTS * 12];
@@ -62,6 +64,8 @@ static void build(const struct lc_tune_tools *tools, const struct lc_tune_turns 
     }
     if (tools->graph)
         lc_tune_word(command, "--graph");
+    lc_tune_word(command, "--comms");
+    lc_tune_word(command, COMMS);
     lc_tune_word(command, "--budget");
     lc_tune_wordf(command, "%.2f", turns->budget_s < 0.1 ? 0.1 : turns->budget_s);
     lc_tune_word(command, "--timeout");

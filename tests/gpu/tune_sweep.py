@@ -23,6 +23,7 @@ OPS = ("allreduce", "allgather", "reducescatter")
 PROTOCOLS = ("ll", "ll128", "simple")
 CHANNELS = (0, 1, 2, 4, 8)  # 0: NCCL's number; more than the communicator has are the same as fewer, and left out
 CTAS = 8  # of the wide communicator
+COMMS = 2  # take turns: each has luck of its own
 MOST = .03  # that the profile may be behind the best of the sweep, or what equal sides differ by
 SHARES = {2: .65, 4: 1, 8: 1.55}  # of the time, by ranks: a call of eight takes three times as long
 JOB_S = 7  # what starting and ending a job cost; three jobs a pair
@@ -90,7 +91,7 @@ class Pair:
         return True
 
     def measure(self, seconds):
-        command = [self.sweep.options.bench, "ways", "--ranks", str(self.ranks), "--ctas", str(CTAS),
+        command = [self.sweep.options.bench, "ways", "--ranks", str(self.ranks), "--ctas", str(CTAS), "--comms", str(COMMS),
                    "--budget", "%.1f" % seconds, "--profile", self.name + ".profile", "--json", self.name + ".json"]
         for op in OPS:
             command += ["--case", "%s:%s" % (op, sizes(self.ranks, self.sweep.options.most))]
