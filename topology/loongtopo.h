@@ -117,7 +117,8 @@ struct lc_topo;
  * this machine. 0 or -errno; then `error` holds one line without newline, "FILE:LINE: what" where a line is known. */
 int lc_topo_load(const char *path, struct lc_topo **out, char *error, size_t error_size);
 
-/* The same, and a machine as NCCL reads it: what the kernel says of NUMA nodes is believed, also that there is none. */
+/* The same, and a machine as NCCL reads it: what the kernel says of NUMA nodes is believed, also that there is none, and ports
+ * that are no PCI functions themselves (virtio) hang below the first NUMA node. */
 int lc_topo_load_as_nccl(const char *path, struct lc_topo **out, char *error, size_t error_size);
 
 /* How many GPUs and ports that are in both hang below another NUMA node in `seen` than in `truth`, or have other types

@@ -200,6 +200,17 @@ static int place(struct machine *machine, const struct chain *chain, int at)
     return err ? err : node;
 }
 
+/* A virtual machine's port is often no PCI function itself but a device of one: .../0000:00:03.0/virtio0/net/eth0. */
+static bool is_function(const char *link, const char *busid, const char *class, const char *name)
+{
+    char end[160];
+    int length = snprintf(end, sizeof(end), "/%s/%s/%s", busid, class, name);
+    size_t size = strlen(link);
+
+    return length > 0 && (size_t)length < sizeof(end) && size > (size_t)length &&
+           strcmp(link + size - (size_t)length, end) == 0;
+}
+
 static int read_ports(struct machine *machine, const char *class, struct ports *out)
 {
     char **names;
@@ -220,7 +231,8 @@ static int read_ports(struct machine *machine, const char *class, struct ports *
             continue;
         parse_chain(link, &chain);
         memcpy(port->name, names[i], strlen(names[i]) + 1);
-        if (chain.count)
+        if (chain.count && (!machine->topo->as_nccl ||
+                            is_function(link, chain.ids[chain.count - 1], class, names[i])))
             memcpy(port->busid, chain.ids[chain.count - 1], sizeof(port->busid));
         out->count++;
     }

@@ -27,7 +27,7 @@ struct lc_topo {
     struct lc_topo_node *nodes;
     struct lc_topo_raw *raw;
     int count, room;
-    bool as_nccl; /* no better NUMA node is looked for where the kernel names none */
+    bool as_nccl; /* nothing better is looked for than NCCL finds: NUMA nodes, functions of ports */
     char *notes[LC_TOPO_MAX_NOTES];
     int note_count;
     char *error; /* while loading: where the one line goes */

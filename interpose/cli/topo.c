@@ -23,6 +23,8 @@ static const char help[] =
     "  --paths            also the way between any two GPUs and ports as NCCL 2.28 sees it (its name for\n"
     "                     it, GB/s), with the NCCL_ variables set here, and the ports that each GPU's\n"
     "                     channels take\n"
+    "  --as-nccl          a machine as NCCL reads it: at no NUMA node where the kernel names none, and\n"
+    "                     virtual ports at the first one\n"
     "  --compare          what a job on nodes like this one would put on the most loaded link, as\n"
     "                     NCCL chooses its ways (with the NCCL_ variables set here) and with the\n"
     "                     settings that do better; also for some made-up nodes. --input may be\n"
@@ -48,6 +50,7 @@ struct options {
     bool compare;
     bool mixed;
     bool paths;
+    bool as_nccl;
     bool json;
     bool help;
 };
@@ -73,6 +76,7 @@ static int parse(int argc, char **argv, struct options *options)
             { "--compare", &options->compare},
             { "--mixed",   &options->mixed  },
             { "--paths",   &options->paths  },
+            { "--as-nccl", &options->as_nccl},
         };
         size_t flag = 0;
         size_t at = 0;
@@ -81,9 +85,9 @@ static int parse(int argc, char **argv, struct options *options)
             options->help = true;
             return LC_CLI_FINE;
         }
-        while (flag < 4 && strcmp(argv[i], flags[flag].name) != 0)
+        while (flag < 5 && strcmp(argv[i], flags[flag].name) != 0)
             flag++;
-        if (flag < 4) {
+        if (flag < 5) {
             *flags[flag].value = true;
             continue;
         }
@@ -368,7 +372,8 @@ static int load(const struct lc_cli_topo_library *library, const struct options 
     for (int i = 0; i < count; i++) {
         char error[1024];
 
-        if (library->load(options->inputs[i], &out[i], error, sizeof(error)) != 0) {
+        if ((options->as_nccl ? library->load_as_nccl : library->load)(options->inputs[i], &out[i],
+                                                                       error, sizeof(error)) != 0) {
             lc_cli_say("topo: %s", error);
             return -EINVAL;
         }

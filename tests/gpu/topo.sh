@@ -40,8 +40,8 @@ check() {
 
 compare() { python3 -B "$root/tests/gpu/topo_compare.py" "$@"; }
 
-# What we say of FILE (none: this machine) goes to LOGS/NAME.json.
-ours() { "$command" topo ${2:+--input "$2"} --paths --json >"$logs/$1.json"; }
+# What we say of FILE (none: this machine) goes to LOGS/NAME.json: not what we know better than NCCL.
+ours() { "$command" topo --as-nccl ${2:+--input "$2"} --paths --json >"$logs/$1.json"; }
 
 # job NAME [SETTING=VALUE]...: NCCL's logs go to LOGS/NAME.nccl.*, its dump to LOGS/NAME.dump.xml.
 job() {

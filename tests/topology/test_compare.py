@@ -97,6 +97,16 @@ class Compare(TopoTest):
             code, output = self.compare("--machine", live, wrong)
             self.assertEqual((code, "DIFFERENT: " in output), (1, True), old)
 
+    def test_switches_that_a_virtual_machine_does_not_name_are_the_same(self):
+        text = (DATA / "oci-hpc/H100-topology.xml").read_text()
+        first = re.search('<nvlink target="([^"]*)"', text).group(1)
+        files = {}
+        for name, target in (("driver", "ffffffff:ff:ff.0"), ("nccl", "fffffff:ff:ff.0"), ("other", "fffffff:ff:fe.0")):
+            file = self.write(name + ".xml", text.replace('target="%s"' % first, 'target="%s"' % target))
+            files[name] = self.write(name + ".json", json.dumps(self.document(file)))
+        self.assertEqual(self.compare("--machine", files["driver"], files["nccl"])[0], 0)
+        self.assertEqual(self.compare("--machine", files["driver"], files["other"])[0], 1)
+
     def test_a_log_without_ways_is_a_failure(self):
         document = self.write("d.json", json.dumps(self.document(NCCL / "one-port-twice.xml")))
         self.assertEqual(self.compare("--paths", document, self.write("empty.log", "NCCL INFO nothing\n")),

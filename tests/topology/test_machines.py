@@ -149,6 +149,28 @@ class Machines(TopoTest):
         card, = [pci for pci in nodes(document, "pci") if pci["id"] == "0000:02:00.0"]
         self.assertEqual((card["link_gts"], card["link_width"]), (8, 4))
 
+    def test_virtual_machine_as_nccl_reads_it(self):
+        machine = Machine(self.path("vm"))
+        machine.node(0, "ffffffff")
+        for number in (6, 7):
+            machine.device(["0000:00:%02d.0" % number], "0x030200", "0x10de", numa=-1)
+        machine.device(["0000:00:03.0"], "0x020000", "0x1af4", numa=-1)
+        place = "sys/devices/pci0000:00/0000:00:03.0/virtio1/net/eth0"
+        machine.put(place + "/operstate", "up")
+        machine.link("sys/class/net/eth0", "../../" + place[4:])
+        ours = self.topo(self.path("vm"))
+        self.assertEqual([above(ours, node) for node in nodes(ours, "gpu") + nodes(ours, "net")],
+                         [["0000:00:06.0", "cpu0"], ["0000:00:07.0", "cpu0"], ["nic", "0000:00:03.0", "cpu0"]])
+        nccls = self.topo(self.path("vm"), "--as-nccl")
+        self.assertEqual([above(nccls, node) for node in nodes(nccls, "gpu") + nodes(nccls, "net")],
+                         [["0000:00:06.0", "cpu-1"], ["0000:00:07.0", "cpu-1"], ["nic", "cpu-1"]])
+        real = Machine(self.path("real"))
+        real.node(0, "ffffffff")
+        place = real.device(["0000:00:06.0"], "0x030200", "0x10de")
+        real.ethernet(real.device(["0000:00:03.0"], "0x020000"), "eth0")
+        self.assertEqual(above(self.topo(self.path("real"), "--as-nccl"), nodes(self.topo(self.path("real"), "--as-nccl"), "net")[0]),
+                         ["nic", "0000:00:03.0", "cpu0"])
+
     def test_what_it_writes_for_nccl_is_the_same_machine(self):
         big_node(self.path("root"))
         before = self.topo(self.path("root"), "--nccl-xml", self.path("nccl.xml"))
