@@ -20,11 +20,12 @@ enum {
 
 struct offer {
     struct lk_ring_shape shape;
+    uint32_t pad;
     uint64_t bytes; /* of the segment */
     uint64_t number;
     char gpu[BUS_ID];
 };
-_Static_assert(sizeof(struct offer) == 48, "no padding in a blob");
+_Static_assert(sizeof(struct offer) == 56, "no padding in a blob");
 
 enum stage {
     START,

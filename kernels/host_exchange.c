@@ -105,6 +105,24 @@ static uint32_t first_tile(const struct worker *w, uint32_t channel, uint32_t pe
     return lk_message_first(shape_of(w->job), w->cta.head->rings.rank, peer, channel);
 }
 
+static bool is_short(const struct exchange *job, uint16_t entry)
+{
+    return lk_message_is_short(shape_of(job), job->launch.entries[entry].bytes);
+}
+
+static void send_in_slot(struct worker *w, uint32_t channel, uint32_t peer, uint32_t bytes,
+                         uint32_t live)
+{
+    const struct lk_rings *rings = &w->cta.head->rings;
+    uint64_t message = *lk_word_at(rings->state,
+                                   lk_sent_offset(&rings->shape, LK_EXCHANGE, peer, channel)) +
+                       1;
+
+    if (lk_short_refresh(&rings->shape, message))
+        lk_short_refresh_lines(&w->cta, peer, channel, message, 0);
+    lk_slot_send(&w->cta, LK_EXCHANGE, peer, channel, bytes, live);
+}
+
 /* A tile to `peer`. False: there is none left, or no credit. */
 static bool send_one(struct worker *w, uint32_t channel, uint32_t peer)
 {
@@ -112,13 +130,23 @@ static bool send_one(struct worker *w, uint32_t channel, uint32_t peer)
     struct cursor *at = &job->lanes[channel].sends[peer];
     uint16_t end = job->launch.head.sends[peer + 1];
     struct part part;
-    uint32_t live;
+    bool lines;
 
-    if (at->entry == end || !lk_slot_credit(&w->cta, LK_EXCHANGE, peer, channel))
+    if (at->entry == end)
+        return false;
+    lines = is_short(job, at->entry);
+    if (lines ? !lk_short_credit(&w->cta, peer, channel)
+              : !lk_slot_credit(&w->cta, LK_EXCHANGE, peer, channel))
         return false;
     part = tile_of(job, at->entry, at->tile);
-    live = read_part(w, &part, job->launch.entries[at->entry].other);
-    lk_slot_send(&w->cta, LK_EXCHANGE, peer, channel, part.bytes, live);
+    if (lines) {
+        (void)read_part(w, &part, false);
+        lk_short_send(&w->cta, peer, channel, part.bytes);
+    } else {
+        uint32_t live = read_part(w, &part, job->launch.entries[at->entry].other);
+
+        send_in_slot(w, channel, peer, part.bytes, live);
+    }
     at->tile += shape_of(job)->channels;
     settle(job, at, end, first_tile(w, channel, peer));
     return true;
@@ -132,11 +160,19 @@ static bool take_one(struct worker *w, uint32_t channel, uint32_t peer)
     uint16_t end = job->launch.head.takes[peer + 1];
     struct part part;
     uint64_t word;
+    bool lines;
 
-    if (at->entry == end || !lk_slot_arrived(&w->cta, LK_EXCHANGE, peer, channel, &word))
+    if (at->entry == end)
         return false;
+    lines = is_short(job, at->entry);
     part = tile_of(job, at->entry, at->tile);
-    lk_slot_take(&w->cta, LK_EXCHANGE, peer, channel, word, part.bytes);
+    if (lines ? !lk_short_arrived(&w->cta, peer, channel, part.bytes)
+              : !lk_slot_arrived(&w->cta, LK_EXCHANGE, peer, channel, &word))
+        return false;
+    if (lines)
+        lk_short_take(&w->cta, peer, channel, part.bytes);
+    else
+        lk_slot_take(&w->cta, LK_EXCHANGE, peer, channel, word, part.bytes);
     memcpy((void *)(uintptr_t)part.address, w->cta.in, part.bytes);
     at->tile += shape_of(job)->channels;
     settle(job, at, end, first_tile(w, channel, peer));

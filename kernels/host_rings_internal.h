@@ -104,6 +104,16 @@ void lk_slot_send(struct lk_cta *cta, uint32_t leg, uint32_t dst, uint32_t chann
 void lk_slot_take(struct lk_cta *cta, uint32_t leg, uint32_t src, uint32_t channel, uint64_t word,
                   uint32_t bytes);
 
+/* ---- host_exchange_lines.c: the same of what an exchange sends in lines. `bytes` of a tile. ---- */
+bool lk_short_credit(const struct lk_cta *cta, uint32_t dst, uint32_t channel);
+void lk_short_send(struct lk_cta *cta, uint32_t dst, uint32_t channel, uint32_t bytes);
+bool lk_short_arrived(const struct lk_cta *cta, uint32_t src, uint32_t channel, uint32_t bytes);
+void lk_short_take(struct lk_cta *cta, uint32_t src, uint32_t channel, uint32_t bytes);
+
+/* Behind a message number `message` to dst: all lines of its slot get the flag, but the first `but`. */
+void lk_short_refresh_lines(const struct lk_cta *cta, uint32_t dst, uint32_t channel,
+                            uint64_t message, uint32_t but);
+
 /* Granules of cta->wire that are not all zero bits. */
 uint32_t lk_slot_live(const struct lk_cta *cta, uint32_t bytes);
 

@@ -75,10 +75,30 @@ LK_INLINE uint32_t lk_leg_slots(const struct lk_ring_shape *s, uint32_t leg)
                                          : LK_SLOTS_MAX;
 }
 
+/* Slots of a unit of the exchange leg for what travels in lines, each of them as above. None where nothing does. */
+#define LK_SHORT_SLOTS    4u
+#define LK_SHORT_GRANULES 4u /* data of a slot */
+#define LK_SHORT_PACKS    (LK_SHORT_GRANULES * LK_GRANULE / LK_PACK_BYTES)
+LK_INLINE size_t lk_short_offset(const struct lk_ring_shape *s, uint32_t src, uint32_t channel,
+                                 uint32_t slot)
+{
+    size_t unit = s->short_bytes ? (size_t)src * s->channels + channel : 0;
+
+    return lk_lines_offset(s, 1, s->ranks - 1) + 2 * (size_t)s->line_bytes +
+           (unit * LK_SHORT_SLOTS + slot) * 2 * LK_SHORT_GRANULES * LK_GRANULE;
+}
+
+/* Where in such a slot the line of the 4-byte word `word` of a pack lies: the lines of the first halves of a granule's
+ * packs together, then those of the second, so that what the lanes of a warp store at once is in one piece. */
+LK_INLINE uint32_t lk_short_line(uint32_t pack, uint32_t word)
+{
+    return pack / 32 * 2 * LK_GRANULE + word / 2 * LK_GRANULE + pack % 32 * 16 + word % 2 * 8;
+}
+
 LK_INLINE size_t lk_slot_offset(const struct lk_ring_shape *s, uint32_t leg, uint32_t src,
                                 uint32_t channel, uint32_t slot)
 {
-    size_t lines_end = lk_lines_offset(s, 1, s->ranks - 1) + 2 * (size_t)s->line_bytes;
+    size_t lines_end = lk_short_offset(s, s->ranks, 0, 0);
     size_t begin = (lines_end + LK_SLOT_BYTES - 1) / LK_SLOT_BYTES * LK_SLOT_BYTES;
     size_t before = lk_unit(s, leg, 0, 0) * s->slots; /* the exchange leg is the last one */
     size_t unit = lk_unit(s, 0, src, channel);
@@ -155,17 +175,43 @@ LK_INLINE uint64_t lk_tiles_in(const struct lk_ring_shape *s, uint64_t tiles, ui
  * of the messages. So both ends know it from the size of each message alone, and it does not matter which messages have
  * been put into one call at either end. That src + dst comes in spreads small messages to different ranks.
  *
+ * Short messages travel in lines, all others in slots; a unit numbers the tiles of both alike, and its credit counts both.
+ * Tile n in lines lies in the unit's slot (n - 1) % LK_SHORT_SLOTS for lines, padded with zeros to a pack, and may be
+ * written when n - credit <= LK_SHORT_SLOTS. It has come when all its lines have the flag lk_short_flag(n): there is no
+ * word, and nothing to wait for between data and word. Whoever writes a tile's first line waits for nothing before
+ * the last one, so that a reader who has seen one may wait for the others.
+ *
  * Progress: a send waits for the credit of its unit, which its reader gives for having taken the message before; a take
- * waits for its unit's word. Nothing waits for another unit, provided that whoever runs a call looks at all units that
- * it has left and not at one until that one is ready. */
+ * waits for its unit's word, or lines. Nothing waits for another unit, provided that whoever runs a call looks at all
+ * units that it has left and not at one until that one is ready. */
+
+LK_INLINE int lk_message_is_short(const struct lk_ring_shape *s, uint64_t bytes)
+{
+    return bytes <= s->short_bytes;
+}
+
+/* Never 0, which is what lines hold that have not been written. */
+LK_INLINE uint32_t lk_short_flag(uint64_t message)
+{
+    return (uint32_t)message ? (uint32_t)message : UINT32_C(1) << 31;
+}
+
+/* True of one tile of each slot for lines in 2^24 of a unit, whichever way it travels: its sender writes all lines of the
+ * slot, so that none keeps a flag for as long as 2^31 tiles, after which it might be taken for a new one. That is not
+ * counted. */
+LK_INLINE int lk_short_refresh(const struct lk_ring_shape *s, uint64_t message)
+{
+    return s->short_bytes && (message & 0xffffffU) - 0x800000U < LK_SHORT_SLOTS;
+}
 
 /* As few as spread the message over all channels, at most a slot. */
 LK_INLINE uint32_t lk_message_granules(const struct lk_ring_shape *s, uint64_t bytes)
 {
     uint64_t granules = (bytes + LK_GRANULE - 1) / LK_GRANULE;
     uint64_t tile = (granules + s->channels - 1) / s->channels;
+    uint32_t most = lk_message_is_short(s, bytes) ? LK_SHORT_GRANULES : LK_SLOT_GRANULES;
 
-    return tile < 1 ? 1 : tile > LK_SLOT_GRANULES ? LK_SLOT_GRANULES : (uint32_t)tile;
+    return tile < 1 ? 1 : tile > most ? most : (uint32_t)tile;
 }
 
 LK_INLINE uint64_t lk_message_tiles(const struct lk_ring_shape *s, uint64_t bytes)

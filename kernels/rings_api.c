@@ -16,7 +16,8 @@ static bool good_shape(const struct lk_ring_shape *s)
 {
     return s->ranks >= 2 && s->ranks <= lk_backend_ranks && s->channels >= 1 &&
            s->channels <= LK_CHANNELS_MAX && s->slots >= 1 && s->slots <= LK_SLOTS_MAX &&
-           s->line_bytes <= LK_LINES_MAX && s->line_bytes % LK_PACK_BYTES == 0;
+           s->line_bytes <= LK_LINES_MAX && s->line_bytes % LK_PACK_BYTES == 0 &&
+           s->short_bytes <= LK_SHORT_MAX;
 }
 
 LK_API size_t lk_ring_bytes(const struct lk_ring_shape *shape)

@@ -237,13 +237,33 @@ static bool zero(const uint8_t *bytes, uint64_t n)
 }
 
 /* Tiles as ring_layout.h says, worked out anew. */
+static bool in_lines(const struct lk_ring_shape *shape, uint64_t bytes)
+{
+    return bytes <= shape->short_bytes;
+}
+
 static uint64_t tile_count(const struct lk_ring_shape *shape, uint64_t bytes)
 {
     uint64_t granules = (bytes + 511) / 512;
     uint64_t each = (granules + shape->channels - 1) / shape->channels;
+    uint64_t most = in_lines(shape, bytes) ? 4 : 32;
 
-    each = each > 32 ? 32 : each;
+    each = each > most ? most : each;
     return (granules + each - 1) / each;
+}
+
+/* What a message that is not sent in lines writes of its data, and what it does not. */
+static void count_granules(const struct exchange_message *m, const uint8_t *data,
+                           struct lk_ring_counts *counts)
+{
+    for (uint64_t at = 0; at < m->bytes; at += 512) {
+        uint64_t size = m->bytes - at < 512 ? m->bytes - at : 512;
+
+        if (m->scan && zero(data + at, size))
+            counts->bytes_elided += size;
+        else
+            counts->bytes_sent += size;
+    }
 }
 
 struct lk_ring_counts exchange_counts(const struct exchange_plan *plan, uint32_t rank,
@@ -256,16 +276,18 @@ struct lk_ring_counts exchange_counts(const struct exchange_plan *plan, uint32_t
         uint8_t *data = malloc(m->bytes + 1);
 
         CHECK(data);
-        if ((m->src == rank || m->dst == rank) && m->src != m->dst && m->bytes)
-            counts.bytes_sent += 8 * tile_count(shape, m->bytes); /* words, or credits */
         fill(m, data);
-        for (uint64_t at = 0; at < m->bytes && m->src == rank && m->dst != rank; at += 512) {
-            uint64_t size = m->bytes - at < 512 ? m->bytes - at : 512;
-
-            if (m->scan && zero(data + at, size))
-                counts.bytes_elided += size;
-            else
-                counts.bytes_sent += size;
+        if (m->dst == rank && m->src != rank && m->bytes)
+            counts.bytes_sent += 8 * tile_count(shape, m->bytes); /* credits */
+        if (m->src != rank || m->dst == rank || !m->bytes) {
+            free(data);
+            continue;
+        }
+        if (in_lines(shape, m->bytes)) {
+            counts.bytes_sent += (m->bytes + 15) / 16 * 32;
+        } else {
+            counts.bytes_sent += 8 * tile_count(shape, m->bytes); /* words */
+            count_granules(m, data, &counts);
         }
         free(data);
     }

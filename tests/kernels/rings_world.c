@@ -13,10 +13,12 @@
 #define GUARD      64u /* bytes around each tensor */
 #define GUARD_BYTE 0xa5
 
+uint32_t ring_short_bytes;
+
 void ring_world_init(struct ring_world *world, uint32_t ranks, uint32_t channels, uint32_t slots,
                      uint32_t line_bytes)
 {
-    struct lk_ring_shape shape = { ranks, channels, slots, line_bytes };
+    struct lk_ring_shape shape = { ranks, channels, slots, line_bytes, ring_short_bytes };
 
     memset(world, 0, sizeof(*world));
     world->shape = shape;

@@ -22,6 +22,9 @@ struct ring_rank {
     uint32_t rank;
 };
 
+/* Of the worlds that are made from now on. */
+extern uint32_t ring_short_bytes;
+
 void ring_world_init(struct ring_world *world, uint32_t ranks, uint32_t channels, uint32_t slots,
                      uint32_t line_bytes);
 void ring_world_fini(struct ring_world *world);

@@ -137,9 +137,28 @@ static void counters_pass_the_end_of_their_words(void)
     ring_world_fini(&world);
 }
 
+/* Every line of the slots is written once in a while, by whatever message comes then. */
+static void lines_are_refreshed(void)
+{
+    struct series series = { 30, 36, true };
+    struct ring_world world;
+
+    ring_world_init(&world, 3, 2, 1, 0);
+    ring_pretend(&world, 0x800000 - 2, 0);
+    run_ranks(&world, play_series, &series);
+    for (uint32_t slot = 0; ring_short_bytes && slot < LK_SHORT_SLOTS; slot++) {
+        const uint64_t *lines = (const void *)((uint8_t *)world.segments[0] +
+                                               lk_short_offset(&world.shape, 1, 0, slot));
+
+        for (uint32_t i = 0; i < LK_SHORT_PACKS * 4; i++)
+            CHECK(lines[i] >> 32 >= 0x800000);
+    }
+    ring_world_fini(&world);
+}
+
 static void a_long_list_is_cut(void)
 {
-    struct lk_ring_shape shape = { 2, 2, 1, 0 };
+    struct lk_ring_shape shape = { 2, 2, 1, 0, 0 };
     uint32_t most = lk_exchange_most(&shape);
     struct exchange_plan plan = { .ranks = 2 };
 
@@ -456,6 +475,26 @@ static void what_cannot_be_is_refused(void)
     ring_world_fini(&world);
 }
 
+/* With messages of up to so many bytes in lines. */
+static void run_all(uint32_t short_bytes)
+{
+    ring_short_bytes = short_bytes;
+    bytes_arrive_at_every_alignment();
+    random_matrices_beside_reductions();
+    counters_pass_the_end_of_their_words();
+    lines_are_refreshed();
+    a_long_list_is_cut();
+    a_hub_and_its_spokes_may_group_as_they_like();
+    single_sends_and_receives_make_a_pipeline();
+    a_peer_that_is_busy_holds_up_no_other();
+    dead_rows_are_not_read();
+    if (threads) {
+        counts_say_what_was_written_and_what_was_not();
+        what_cannot_be_is_refused();
+        an_abort_ends_waiting();
+    }
+}
+
 int main(int argc, char **argv)
 {
     CHECK(argc == 2);
@@ -467,19 +506,8 @@ int main(int argc, char **argv)
     run_ranks = threads ? ring_threads : ring_processes;
     lk_host_cta_threads = threads;
     lk_bell_nap_ms = 1000 * 3600; /* whoever forgets the doorbell is never heard */
-    bytes_arrive_at_every_alignment();
-    random_matrices_beside_reductions();
-    counters_pass_the_end_of_their_words();
-    a_long_list_is_cut();
-    a_hub_and_its_spokes_may_group_as_they_like();
-    single_sends_and_receives_make_a_pipeline();
-    a_peer_that_is_busy_holds_up_no_other();
-    dead_rows_are_not_read();
-    if (threads) {
-        counts_say_what_was_written_and_what_was_not();
-        what_cannot_be_is_refused();
-        an_abort_ends_waiting();
-    }
+    run_all(0);
+    run_all(20000);
     if (getenv("LCTEST_SOAK"))
         messages_may_be_larger_than_four_gigabytes();
     return 0;

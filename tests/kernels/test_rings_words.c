@@ -378,16 +378,18 @@ static void only_segments_are_mapped(void)
 static void shapes_have_bounds(void)
 {
     static const struct lk_ring_shape bad[] = {
-        {1,                 1,                   1,                0                },
-        { LK_RANKS_MAX + 1, 1,                   1,                0                },
-        { 2,                0,                   1,                0                },
-        { 2,                LK_CHANNELS_MAX + 1, 1,                0                },
-        { 2,                1,                   0,                0                },
-        { 2,                1,                   LK_SLOTS_MAX + 1, 0                },
-        { 2,                1,                   1,                8                },
-        { 2,                1,                   1,                LK_LINES_MAX + 16},
+        {1,                 1,                   1,                0,                 0               },
+        { LK_RANKS_MAX + 1, 1,                   1,                0,                 0               },
+        { 2,                0,                   1,                0,                 0               },
+        { 2,                LK_CHANNELS_MAX + 1, 1,                0,                 0               },
+        { 2,                1,                   0,                0,                 0               },
+        { 2,                1,                   LK_SLOTS_MAX + 1, 0,                 0               },
+        { 2,                1,                   1,                8,                 0               },
+        { 2,                1,                   1,                LK_LINES_MAX + 16, 0               },
+        { 2,                1,                   1,                0,                 LK_SHORT_MAX + 1},
     };
-    struct lk_ring_shape most = { LK_RANKS_MAX, LK_CHANNELS_MAX, LK_SLOTS_MAX, LK_LINES_MAX };
+    struct lk_ring_shape most = { LK_RANKS_MAX, LK_CHANNELS_MAX, LK_SLOTS_MAX, LK_LINES_MAX,
+                                  LK_SHORT_MAX };
 
     for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++)
         CHECK(lk_ring_bytes(&bad[i]) == 0 && lk_ring_state_bytes(&bad[i]) == 0);
