@@ -2,7 +2,7 @@
  *
  * The kernels of exchanges and their launches.
  */
-#include "kernels/cuda_exchange_body.cuh"
+#include "kernels/cuda_exchange_short.cuh"
 #include "kernels/cuda_launch_internal.cuh"
 
 #include <cstddef>
@@ -17,6 +17,7 @@ using warps = exchange_warps<11, 10, 8>;
 
 static_assert(warps::threads == 1024, "co-residency is planned with a multiprocessor for each CTA");
 static_assert(sizeof(exchange_args<LK_EXCHANGE_SMALL>) <= 4096, "small size class");
+static_assert(sizeof(exchange_args<LK_EXCHANGE_FEW>) <= 2048, "size class of short calls");
 static_assert(sizeof(exchange_args<LK_EXCHANGE_MAX>) <= 32764, "large size class");
 static_assert(offsetof(lk_exchange_launch, entries) == sizeof(lk_exchange_head),
               "a launch is the argument in one piece");
@@ -31,10 +32,46 @@ __global__ void __launch_bounds__(warps::threads, 1)
     run_exchange_cta<warps>(args, pipelines, cursors, blockIdx.x, gridDim.x);
 }
 
-const void *kernel_for(bool large)
+/* Enough for a warp for each unit of two ranks with 64 channels, and as many that copy. */
+constexpr uint32_t short_threads = 512, short_ctas = 32;
+
+template <unsigned N>
+__global__ void __launch_bounds__(short_threads, 1)
+    lk_exchange_short_kernel(const __grid_constant__ exchange_args<N> args)
 {
-    return large ? reinterpret_cast<const void *>(lk_exchange_kernel<LK_EXCHANGE_MAX>)
-                 : reinterpret_cast<const void *>(lk_exchange_kernel<LK_EXCHANGE_SMALL>);
+    extern __shared__ exchange_cursor cursors[];
+
+    run_short_cta(args, cursors, blockIdx.x, gridDim.x, short_threads);
+}
+
+enum kernel_number {
+    ALL_SMALL,
+    ALL_LARGE,
+    SHORT_FEW,
+    SHORT_LARGE,
+    KERNELS,
+};
+
+const void *kernel_of(int number)
+{
+    switch (number) {
+    case ALL_SMALL: return reinterpret_cast<const void *>(lk_exchange_kernel<LK_EXCHANGE_SMALL>);
+    case ALL_LARGE: return reinterpret_cast<const void *>(lk_exchange_kernel<LK_EXCHANGE_MAX>);
+    case SHORT_FEW:
+        return reinterpret_cast<const void *>(lk_exchange_short_kernel<LK_EXCHANGE_FEW>);
+    default: return reinterpret_cast<const void *>(lk_exchange_short_kernel<LK_EXCHANGE_MAX>);
+    }
+}
+
+/* Of all messages and copies. */
+bool is_short(const lk_exchange_launch &launch)
+{
+    uint32_t n = launch.head.takes[launch.head.rings.shape.ranks];
+
+    for (uint32_t i = 0; i < n; i++)
+        if (!lk_message_is_short(&launch.head.rings.shape, launch.entries[i].bytes))
+            return false;
+    return true;
 }
 
 /* Lets a launch have as many cursors as a CTA has which has every channel of the largest shape, or as many as this device
@@ -60,26 +97,32 @@ cudaError_t allow_cursors(const void *kernel, const cudaFuncAttributes &attribut
 extern "C" int lk_run_exchange(const lk_exchange_launch *launch, void *stream)
 {
     const lk_exchange_head &head = launch->head;
-    bool large = head.takes[head.rings.shape.ranks] > LK_EXCHANGE_SMALL;
-    const lk_ring_kernel *other = lk_find_variant && !large ? lk_find_variant(LK_KIND_EXCHANGE)
-                                                            : nullptr;
+    uint32_t n = head.takes[head.rings.shape.ranks];
+    bool all_short = is_short(*launch);
+    uint32_t ctas = all_short && head.ctas > short_ctas ? short_ctas : head.ctas;
+    size_t shared = exchange_cursors(&head.rings.shape, ctas) * sizeof(exchange_cursor);
     lk_ring_kernel kernel = {};
+    const lk_ring_kernel *other;
 
-    kernel.kernel = kernel_for(large);
+    if (all_short) {
+        kernel.kernel = kernel_of(n > LK_EXCHANGE_FEW ? SHORT_LARGE : SHORT_FEW);
+        kernel.threads = short_threads;
+        return lk_launch_kernel(kernel, ctas, shared, launch, stream);
+    }
+    other = lk_find_variant && n <= LK_EXCHANGE_SMALL ? lk_find_variant(LK_KIND_EXCHANGE) : nullptr;
+    kernel.kernel = kernel_of(n > LK_EXCHANGE_SMALL ? ALL_LARGE : ALL_SMALL);
     kernel.threads = warps::threads;
-    return lk_launch_kernel(
-        other ? *other : kernel, head.ctas,
-        exchange_cursors(&head.rings.shape, head.ctas) * sizeof(exchange_cursor), launch, stream);
+    return lk_launch_kernel(other ? *other : kernel, ctas, shared, launch, stream);
 }
 
 extern "C" int lk_load_exchange(void)
 {
-    for (bool large : { false, true }) {
+    for (int i = 0; i < KERNELS; i++) {
         cudaFuncAttributes attributes;
-        cudaError_t err = cudaFuncGetAttributes(&attributes, kernel_for(large));
+        cudaError_t err = cudaFuncGetAttributes(&attributes, kernel_of(i));
 
         if (err == cudaSuccess)
-            err = allow_cursors(kernel_for(large), attributes);
+            err = allow_cursors(kernel_of(i), attributes);
         if (err != cudaSuccess)
             return err;
     }

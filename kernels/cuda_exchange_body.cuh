@@ -65,9 +65,11 @@ struct exchange_job {
     uint32_t channel;
     uint32_t packs; /* 0: this is the end */
     uint32_t scan;
-    uint32_t live;  /* take: granules that are in the slot */
-    uint32_t index; /* of the message's slot */
-    uint32_t wrote; /* of the end: the call has been cut short */
+    uint32_t live;    /* take: granules that are in the slot */
+    uint32_t index;   /* of the message's slot */
+    uint32_t wrote;   /* of the end: the call has been cut short */
+    uint32_t lines;   /* it is short, and `slot` is one for lines */
+    uint64_t refresh; /* send: the slot whose lines all get the message's flag, or 0 */
 };
 using exchange_pipeline = pipeline_of<exchange_job, 16>;
 
@@ -80,6 +82,7 @@ struct exchange_cursor {
     uint32_t tile;
     uint32_t tiles; /* of the entry */
     uint32_t bytes; /* of its tiles */
+    uint32_t lines; /* the entry is short */
 };
 
 /* Bytes, counted by each lane of the warp that publishes. */
@@ -254,6 +257,48 @@ __device__ __forceinline__ pack read_pack(const lk_row_mask &mask, const stretch
     return p;
 }
 
+/* ---- lines ---- */
+
+__device__ __forceinline__ uint64_t flag_of(uint64_t message)
+{
+    return static_cast<uint64_t>(lk_short_flag(message)) << 32;
+}
+
+/* Where tile `message` from src lies in a segment. */
+__device__ __forceinline__ uint64_t short_slot(const lk_ring_shape &shape, uint64_t segment,
+                                               uint32_t src, uint32_t channel, uint64_t message)
+{
+    return segment + lk_short_offset(&shape, src, channel,
+                                     static_cast<uint32_t>((message - 1) % LK_SHORT_SLOTS));
+}
+
+__device__ __forceinline__ void store_short(uint64_t slot, uint32_t pack, uint64_t flag,
+                                            const uint4 &w)
+{
+    store_lines(slot + lk_short_line(pack, 0), flag | w.x, flag | w.y);
+    store_lines(slot + lk_short_line(pack, 2), flag | w.z, flag | w.w);
+}
+
+/* False: not all of the pack is there. */
+__device__ __forceinline__ bool load_short(uint64_t slot, uint32_t pack, uint64_t flag, uint4 *w)
+{
+    uint64_t line[4];
+
+    load_lines(slot + lk_short_line(pack, 0), &line[0], &line[1]);
+    load_lines(slot + lk_short_line(pack, 2), &line[2], &line[3]);
+    *w = make_uint4(static_cast<uint32_t>(line[0]), static_cast<uint32_t>(line[1]),
+                    static_cast<uint32_t>(line[2]), static_cast<uint32_t>(line[3]));
+    return (((line[0] ^ flag) | (line[1] ^ flag) | (line[2] ^ flag) | (line[3] ^ flag)) >> 32) == 0;
+}
+
+/* By a warp: the lines of all packs from `first` on, with nothing in them. */
+__device__ __forceinline__ void refresh_short(uint64_t slot, uint64_t flag, uint32_t first)
+{
+#pragma unroll 1
+    for (uint32_t pack = first + threadIdx.x % 32; pack < LK_SHORT_PACKS; pack += 32)
+        store_short(slot, pack, flag, make_uint4(0, 0, 0, 0));
+}
+
 /* ---- data warps ---- */
 
 /* True if `count` granules from `granule` on are whole and begin at a 16-byte border. */
@@ -309,11 +354,28 @@ template <class Args, class Path> struct exchange_send_work {
         return 1U << granule;
     }
 
+    /* All of the tile: it is no longer than a batch. */
+    __device__ __forceinline__ void lines(const exchange_job &j) const
+    {
+        uint64_t flag = flag_of(j.message);
+
+#pragma unroll 1
+        for (uint32_t pack = lane; pack < j.packs; pack += 32)
+            store_short(j.slot, pack, flag,
+                        read_pack(args.head.mask, j.memory, pack * LK_PACK_BYTES).bits);
+    }
+
     __device__ __forceinline__ uint32_t batch(const exchange_job &j, uint32_t granule,
                                               uint32_t count)
     {
         uint32_t mask = 0;
 
+        if (j.refresh && granule == 0)
+            refresh_short(j.refresh, flag_of(j.message), j.lines ? j.packs : 0);
+        if (j.lines) {
+            lines(j);
+            return 0;
+        }
         if (!j.memory.masked && plain_granules(j.memory, granule, count)) {
             if (count == exchange_span)
                 return fast<exchange_span>(j, granule);
@@ -330,6 +392,7 @@ template <class Args, class Path> struct exchange_send_work {
 };
 
 struct exchange_take_work {
+    uint32_t *abort;
     uint32_t lane;
 
     __device__ __forceinline__ void finish() const
@@ -356,9 +419,33 @@ struct exchange_take_work {
             store_uint4(reinterpret_cast<void *>(to + i * LK_GRANULE), wire[i]);
     }
 
+    /* Some lines are there, so the others come. */
+    __device__ __forceinline__ void lines(const exchange_job &j) const
+    {
+        uint64_t flag = flag_of(j.message);
+
+#pragma unroll 1
+        for (uint32_t pack = lane; pack < j.packs; pack += 32) {
+            uint32_t at = pack * LK_PACK_BYTES;
+            uint4 w;
+
+            for (uint32_t tries = 1; !load_short(j.slot, pack, flag, &w); tries++) {
+                if (tries % tries_per_abort_check == 0 && load_abort(abort))
+                    return;
+                back_off(tries);
+            }
+            store_bytes(j.memory.address + at, w,
+                        j.memory.bytes - at < LK_PACK_BYTES ? j.memory.bytes - at : LK_PACK_BYTES);
+        }
+    }
+
     __device__ __forceinline__ uint32_t batch(const exchange_job &j, uint32_t granule,
                                               uint32_t count) const
     {
+        if (j.lines) {
+            lines(j);
+            return 0;
+        }
         if (count == exchange_span && plain_granules(j.memory, granule, count)) {
             fast<exchange_span>(j, granule);
             return 0;
@@ -517,7 +604,16 @@ template <class Call> struct exchange_send_role {
         uint64_t credit = load_word(c.segment +
                                     lk_credit_offset(&c.shape(), LK_EXCHANGE, peer, channel));
 
-        return at.number + 1 - credit <= lk_leg_slots(&c.shape(), LK_EXCHANGE);
+        return at.number + 1 - credit <=
+               (at.lines ? LK_SHORT_SLOTS : lk_leg_slots(&c.shape(), LK_EXCHANGE));
+    }
+    __device__ __forceinline__ uint64_t line_slot(const exchange_job &j) const
+    {
+        return short_slot(c.shape(), c.segment_of(j.peer), c.rank(), j.channel, j.message);
+    }
+    __device__ __forceinline__ uint64_t refreshed(const exchange_job &j) const
+    {
+        return lk_short_refresh(&c.shape(), j.message) ? line_slot(j) : 0;
     }
     __device__ __forceinline__ uint64_t slot(const exchange_job &j) const
     {
@@ -546,11 +642,24 @@ template <class Call> struct exchange_take_role {
     __device__ __forceinline__ bool ready(uint32_t channel, uint32_t peer,
                                           const exchange_cursor &at, uint32_t *live) const
     {
-        uint64_t word = load_word(
-            c.segment + lk_words_offset(&c.shape(), LK_EXCHANGE, peer, channel) + 8 * at.slot);
+        uint64_t word, flag = flag_of(at.number + 1);
+        uint4 first;
 
+        if (at.lines)
+            return load_short(short_slot(c.shape(), c.segment, peer, channel, at.number + 1), 0,
+                              flag, &first);
+        word = load_word(c.segment + lk_words_offset(&c.shape(), LK_EXCHANGE, peer, channel) +
+                         8 * at.slot);
         *live = static_cast<uint32_t>(word >> 32);
         return static_cast<uint32_t>(word) == static_cast<uint32_t>(at.number + 1);
+    }
+    __device__ __forceinline__ uint64_t line_slot(const exchange_job &j) const
+    {
+        return short_slot(c.shape(), c.segment, j.peer, j.channel, j.message);
+    }
+    __device__ __forceinline__ uint64_t refreshed(const exchange_job &) const
+    {
+        return 0;
     }
     __device__ __forceinline__ uint64_t slot(const exchange_job &j) const
     {
@@ -562,35 +671,19 @@ template <class Call> struct exchange_take_role {
     }
 };
 
-/* One of them at work. A visit looks at a group of units: lane k * group + i at the k-th next message of one of them, which
- * i stands for in this visit, so that units take turns in being the first. */
-template <class Call, class Role> struct exchange_looking_warp {
-    static constexpr uint32_t depth = exchange_pipeline::depth;
-
+/* The units of a CTA in one role, by channel, then peer. */
+template <class Call, class Role> struct exchange_units {
     const Call &c;
     Role role;
-    exchange_pipeline *p;
-    exchange_cursor *cursors; /* of this role: [unit] */
-    uint32_t made;
     uint32_t peers;
     uint32_t slots; /* of a unit */
-    uint32_t units; /* of the CTA: by channel, then peer */
-    uint32_t group; /* units of a visit */
-    uint32_t which; /* of the next messages of a unit, this lane's */
-    uint32_t most;  /* of them */
-    uint32_t turn;
+    uint32_t units;
 
-    __device__ __forceinline__ exchange_looking_warp(const Call &call, exchange_pipeline *pipe,
-                                                     exchange_cursor *own)
-        : c(call), role{ call }, p(pipe), cursors(own), made(0), peers(call.shape().ranks - 1),
-          slots(lk_leg_slots(&call.shape(), LK_EXCHANGE)), turn(0)
+    __device__ __forceinline__ explicit exchange_units(const Call &call)
+        : c(call), role{ call }, peers(call.shape().ranks - 1),
+          slots(lk_leg_slots(&call.shape(), LK_EXCHANGE)),
+          units((call.shape().channels - call.cta + call.ctas - 1) / call.ctas * peers)
     {
-        units = (c.shape().channels - c.cta + c.ctas - 1) / c.ctas * peers;
-        group = units < 32 ? units : 32;
-        which = c.lane / group;
-        most = 32 / group;
-        most = most < depth ? most : depth;
-        most = most < slots ? most : slots;
     }
     __device__ __forceinline__ uint32_t channel_of(uint32_t unit) const
     {
@@ -602,12 +695,17 @@ template <class Call, class Role> struct exchange_looking_warp {
 
         return i < c.rank() ? i : i + 1;
     }
+    __device__ __forceinline__ bool has_left(const exchange_cursor &at, uint32_t unit) const
+    {
+        return at.entry < role.end(peer_of(unit));
+    }
     /* Where the unit's share of an entry begins; entries in which it has none are left out. */
     __device__ __forceinline__ void enter(exchange_cursor *at, uint32_t unit) const
     {
         uint32_t peer = peer_of(unit);
 
         for (; at->entry < role.end(peer); at->entry++) {
+            at->lines = lk_message_is_short(&c.shape(), c.args.entries[at->entry].bytes);
             at->bytes = c.tile_bytes(at->entry);
             at->tiles = c.tiles_of(at->entry, at->bytes);
             at->tile = lk_message_first(&c.shape(), c.rank(), peer, channel_of(unit));
@@ -633,22 +731,57 @@ template <class Call, class Role> struct exchange_looking_warp {
             enter(at, unit);
         }
     }
+    __device__ __forceinline__ void place(exchange_cursor *at, uint32_t unit) const
+    {
+        at->number = *role.counter(channel_of(unit), peer_of(unit));
+        at->slot = static_cast<uint32_t>(at->number % slots);
+        at->entry = role.begin(peer_of(unit));
+        enter(at, unit);
+    }
+    __device__ __forceinline__ void keep(const exchange_cursor &at, uint32_t unit) const
+    {
+        *role.counter(channel_of(unit), peer_of(unit)) = at.number;
+    }
+};
+
+/* One of them at work. A visit looks at a group of units: lane k * group + i at the k-th next message of one of them, which
+ * i stands for in this visit, so that units take turns in being the first. */
+template <class Call, class Role> struct exchange_looking_warp : exchange_units<Call, Role> {
+    using of_cta = exchange_units<Call, Role>;
+    using of_cta::c;
+    using of_cta::role;
+    using of_cta::slots;
+    using of_cta::units;
+    static constexpr uint32_t depth = exchange_pipeline::depth;
+
+    exchange_pipeline *p;
+    exchange_cursor *cursors; /* of this role: [unit] */
+    uint32_t made;
+    uint32_t group; /* units of a visit */
+    uint32_t which; /* of the next messages of a unit, this lane's */
+    uint32_t most;  /* of them */
+    uint32_t turn;
+
+    __device__ __forceinline__ exchange_looking_warp(const Call &call, exchange_pipeline *pipe,
+                                                     exchange_cursor *own)
+        : of_cta(call), p(pipe), cursors(own), made(0), turn(0)
+    {
+        group = units < 32 ? units : 32;
+        which = c.lane / group;
+        most = 32 / group;
+        most = most < depth ? most : depth;
+        most = most < slots ? most : slots;
+    }
     __device__ __forceinline__ void begin() const
     {
-        for (uint32_t unit = c.lane; unit < units; unit += 32) {
-            exchange_cursor *at = &cursors[unit];
-
-            at->number = *role.counter(channel_of(unit), peer_of(unit));
-            at->slot = static_cast<uint32_t>(at->number % slots);
-            at->entry = role.begin(peer_of(unit));
-            enter(at, unit);
-        }
+        for (uint32_t unit = c.lane; unit < units; unit += 32)
+            of_cta::place(&cursors[unit], unit);
         __syncwarp();
     }
     __device__ __forceinline__ void end() const
     {
         for (uint32_t unit = c.lane; unit < units; unit += 32)
-            *role.counter(channel_of(unit), peer_of(unit)) = cursors[unit].number;
+            of_cta::keep(cursors[unit], unit);
     }
     __device__ __forceinline__ void write(exchange_job *j, uint32_t channel, uint32_t peer,
                                           const exchange_cursor &at, uint32_t live) const
@@ -658,7 +791,9 @@ template <class Call, class Role> struct exchange_looking_warp {
         j->peer = peer;
         j->channel = channel;
         j->index = at.slot;
-        j->slot = role.slot(*j);
+        j->lines = at.lines;
+        j->slot = at.lines ? role.line_slot(*j) : role.slot(*j);
+        j->refresh = role.refreshed(*j);
         j->packs = (j->memory.bytes + LK_PACK_BYTES - 1) / LK_PACK_BYTES;
         j->scan = static_cast<uint32_t>(c.args.entries[at.entry].other);
         j->live = live;
@@ -680,13 +815,13 @@ template <class Call, class Role> struct exchange_looking_warp {
     {
         uint32_t unit = first + (c.lane + turn) % group, live = 0, number, room, able, gets_all;
         bool left = which < most && unit < units, gets;
-        uint32_t channel = channel_of(unit), peer = peer_of(unit);
+        uint32_t channel = of_cta::channel_of(unit), peer = of_cta::peer_of(unit);
         exchange_cursor at;
 
         if (left) {
             at = cursors[unit];
-            advance(&at, unit, which);
-            left = at.entry < role.end(peer);
+            of_cta::advance(&at, unit, which);
+            left = of_cta::has_left(at, unit);
         }
         if (!__any_sync(ALL_LANES, left))
             return false;
@@ -703,7 +838,7 @@ template <class Call, class Role> struct exchange_looking_warp {
         }
         gets_all = __ballot_sync(ALL_LANES, gets);
         if (gets && which + 1 == in_a_row(gets_all)) {
-            advance(&at, unit, 1);
+            of_cta::advance(&at, unit, 1);
             cursors[unit] = at;
         }
         __syncwarp(); /* before somebody else looks after the unit */
@@ -776,6 +911,10 @@ template <class Call> struct exchange_words {
         uint32_t missing = (last + 1) * LK_GRANULE - j.memory.bytes;
         uint32_t live = __popc(j.wrote) * LK_GRANULE - (j.wrote >> last & 1 ? missing : 0);
 
+        if (j.lines) {
+            t.sent += j.packs * 2 * LK_PACK_BYTES;
+            return;
+        }
         store_word(c.segment_of(j.peer) +
                        lk_words_offset(&c.shape(), LK_EXCHANGE, c.rank(), j.channel) + 8 * j.index,
                    lk_slot_word(j.message, j.wrote));
@@ -875,7 +1014,7 @@ __device__ __forceinline__ void run_exchange_cta(const Args &args, exchange_pipe
 
         move_jobs(&work, &pipelines[EXCHANGE_SEND], warp, R::send, exchange_span);
     } else if (warp < R::send + R::take) {
-        exchange_take_work work = { lane };
+        exchange_take_work work = { args.head.rings.abort, lane };
 
         move_jobs(&work, &pipelines[EXCHANGE_TAKE], warp - R::send, R::take, exchange_span);
     } else {

@@ -29,7 +29,9 @@ struct lk_exchange_head {
     uint32_t ctas; /* 1 .. channels */
 };
 
-/* Size classes of the argument block. */
+/* Size classes of the argument block; the first for calls of short messages only. */
+#define LK_EXCHANGE_FEW \
+    ((2048 - sizeof(struct lk_exchange_head)) / sizeof(struct lk_exchange_entry))
 #define LK_EXCHANGE_SMALL \
     ((4096 - sizeof(struct lk_exchange_head)) / sizeof(struct lk_exchange_entry))
 #define LK_EXCHANGE_MAX \

@@ -531,6 +531,7 @@ static bool parse(int argc, char **argv)
     chosen.shape.channels = 64;
     chosen.shape.slots = 8;
     chosen.shape.line_bytes = LK_LINES_MAX;
+    chosen.shape.short_bytes = 512 << 10;
     chosen.rounds = 5;
     chosen.ctas.of[chosen.ctas.n++] = 32;
     chosen.variants.n = 1;

@@ -810,7 +810,7 @@ static bool measure_all(size_t shrink)
     for (size_t i = 0; i < chosen.channels.n; i++) {
         for (size_t j = 0; j < chosen.slots.n; j++) {
             struct lk_ring_shape shape = { bench.ranks, chosen.channels.of[i], chosen.slots.of[j],
-                                           65536 };
+                                           65536, 524288 };
 
             if (!lib.ring_bytes(&shape))
                 exit(2);

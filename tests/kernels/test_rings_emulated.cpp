@@ -5,7 +5,7 @@
  */
 #include "tests/kernels/emulation.hpp"
 
-#include "kernels/cuda_exchange_body.cuh"
+#include "kernels/cuda_exchange_short.cuh"
 #include "kernels/cuda_rings_body.cuh"
 #include "kernels/cuda_rings_lines.cuh"
 #include "kernels/cuda_rings_paths.cuh"
@@ -334,34 +334,55 @@ void run_launches(const std::vector<const lk_ring_launch *> &launches, uint64_t 
 struct sequence {
     std::vector<const lk_exchange_launch *> calls;
     std::vector<std::unique_ptr<cta>> ctas;
-    std::vector<uint32_t> ended; /* threads, of each call */
+    std::vector<uint32_t> ended;   /* threads, of each call */
+    std::vector<uint32_t> threads; /* of a CTA of each call */
 };
+
+constexpr uint32_t short_threads = 96;
+
+/* Which kernel runs a call does not matter to the other ranks: some of short messages go through that for all. */
+bool runs_short(const lk_exchange_launch *l, uint64_t seed)
+{
+    const lk_ring_shape *shape = &l->head.rings.shape;
+
+    for (uint32_t i = 0; i < l->head.takes[shape->ranks]; i++)
+        if (!lk_message_is_short(shape, l->entries[i].bytes))
+            return false;
+    return seed % 4 != 0;
+}
 
 void run_exchanges(std::vector<sequence> *ranks, uint64_t seed,
                    const std::function<void(uint64_t)> &between = {})
 {
     for (sequence &s : *ranks) {
         s.ended.assign(s.calls.size(), 0);
+        s.threads.assign(s.calls.size(), 0);
         for (size_t i = 0; i < s.calls.size(); i++) {
             const lk_exchange_launch *l = s.calls[i];
+            bool all_short = runs_short(l, seed + i + l->head.rings.rank);
 
+            s.threads[i] = all_short ? short_threads : exchange_roles::threads;
             for (uint32_t number = 0; number < l->head.ctas; number++) {
                 s.ctas.push_back(std::make_unique<cta>());
                 cta *c = s.ctas.back().get();
 
-                c->warps.resize(exchange_roles::threads / 32);
+                c->warps.resize(s.threads[i] / 32);
                 c->cursors.resize(exchange_cursors(&l->head.rings.shape, l->head.ctas));
-                c->block = { exchange_roles::threads, 0, 0, c->warps.data(), {} };
-                for (uint32_t t = 0; t < exchange_roles::threads; t++)
-                    emulation::start(&c->block, t, [&s, c, l, number, i] {
+                c->block = { s.threads[i], 0, 0, c->warps.data(), {} };
+                for (uint32_t t = 0; t < s.threads[i]; t++)
+                    emulation::start(&c->block, t, [&s, c, l, number, i, all_short] {
                         const auto &args = reinterpret_cast<const exchange_args<LK_EXCHANGE_MAX> &>(
                             l->head);
 
-                        while (i &&
-                               s.ended[i - 1] < s.calls[i - 1]->head.ctas * exchange_roles::threads)
+                        while (i && s.ended[i - 1] < s.calls[i - 1]->head.ctas * s.threads[i - 1])
                             emulation::sleep_while(&s.ended[i - 1], s.ended[i - 1]);
-                        run_exchange_cta<exchange_roles>(args, c->exchange, c->cursors.data(),
-                                                         number, l->head.ctas, c->stages, c->there);
+                        if (all_short)
+                            run_short_cta(args, c->cursors.data(), number, l->head.ctas,
+                                          short_threads);
+                        else
+                            run_exchange_cta<exchange_roles>(args, c->exchange, c->cursors.data(),
+                                                             number, l->head.ctas, c->stages,
+                                                             c->there);
                         s.ended[i]++;
                     });
             }
@@ -546,7 +567,7 @@ void cases_give_the_bits_that_follow_from_the_arguments()
 
 void calls_of_all_kinds_follow_each_other_on_one_set_of_rings()
 {
-    lk_ring_shape shape = { 2, 3, 2, 16384 };
+    lk_ring_shape shape = { 2, 3, 2, 16384, 0 };
     node n(shape);
 
     for (uint64_t i = 0; i < 24; i++) {
@@ -581,7 +602,7 @@ void pretend_messages(node *n, uint32_t rank, uint32_t peer, uint64_t messages)
 
 void counters_pass_the_end_of_their_words()
 {
-    lk_ring_shape shape = { 2, 2, 3, 16384 };
+    lk_ring_shape shape = { 2, 2, 3, 16384, 0 };
     node n(shape);
     rings_case c = rings_cases[1];
     const uint64_t before = (UINT64_C(1) << 32) - 2;
@@ -645,9 +666,9 @@ bool says_too_few(const lk_ring_shape &shape, uint64_t tiles)
 
 void too_few_slots_are_noticed()
 {
-    CHECK(says_too_few({ 2, 1, 1, 0 }, 10));
-    CHECK(!says_too_few({ 2, 1, 8, 0 }, 8));
-    CHECK(!says_too_few({ 2, 5, 1, 0 },
+    CHECK(says_too_few({ 2, 1, 1, 0, 0 }, 10));
+    CHECK(!says_too_few({ 2, 1, 8, 0, 0 }, 8));
+    CHECK(!says_too_few({ 2, 5, 1, 0, 0 },
                         2)); /* who waits for the second may wait for a peer to come */
 }
 
@@ -682,7 +703,8 @@ void exchanges_give_the_bytes_that_were_sent()
         exchange_plan plan;
         lk_ring_shape shape = { 2 + static_cast<uint32_t>(seed % 3),
                                 1 + static_cast<uint32_t>(seed / 3 % 3),
-                                1 + static_cast<uint32_t>(seed / 2 % 2), 0 };
+                                1 + static_cast<uint32_t>(seed / 2 % 2), 0,
+                                seed % 4 ? 3000 * static_cast<uint32_t>(seed % 4) : 0 };
         node n(shape);
 
         exchange_random(seed, shape.ranks, 12, 60000, &plan);
@@ -695,7 +717,7 @@ void exchanges_give_the_bytes_that_were_sent()
 /* Sums need as many tiles from each peer, but peers have not sent as many messages before. */
 void exchanges_and_reductions_follow_each_other_on_one_set_of_rings()
 {
-    lk_ring_shape shape = { 3, 3, 2, 16384 };
+    lk_ring_shape shape = { 3, 3, 2, 16384, 5000 };
     node n(shape);
 
     for (uint64_t i = 0; i < 12; i++) {
@@ -716,7 +738,7 @@ void exchanges_count_what_was_written_and_what_was_not()
     for (uint32_t zeros = 0; zeros <= 100; zeros += 50) {
         exchange_message messages[2] = {};
         exchange_plan plan = { 2, 0, 0, 2, messages };
-        node n({ 2, 2, 2, 0 });
+        node n({ 2, 2, 2, 0, 40000 });
 
         messages[0] = { 0, 1, 70003, 5, zeros, 3, 0, true, false, false };
         messages[1] = { 1, 0, 40000, 6, zeros, 0, 0, true, false, false };
@@ -741,7 +763,7 @@ void a_peer_that_is_busy_holds_up_no_other()
     messages[1] = { 0, 2, 50000, 2, 0, 0, 0, false, false, false };
     messages[2] = { 2, 1, 50000, 3, 0, 0, 0, false, false, false };
     for (uint64_t seed = 0; seed < 4; seed++) {
-        node n({ 3, 1 + static_cast<uint32_t>(seed % 2), 1, 0 });
+        node n({ 3, 1 + static_cast<uint32_t>(seed % 2), 1, 0, seed / 2 ? 60000U : 0U });
 
         run_plan(&n, plan, seed, [](const exchange_side &side) -> std::vector<exchange_part> {
             if (side.rank == 0)
@@ -761,11 +783,11 @@ void a_peer_that_is_busy_holds_up_no_other()
     }
 }
 
-void an_abort_ends_an_exchange_that_a_rank_never_joins()
+void an_abort_ends_an_exchange_that_a_rank_never_joins(uint32_t short_bytes)
 {
     exchange_message messages[2] = {};
     exchange_plan plan = { 3, 0, 0, 2, messages };
-    node n({ 3, 2, 1, 0 });
+    node n({ 3, 2, 1, 0, short_bytes });
     std::vector<sequence> ranks(3);
     exchange_side *sides[2];
 
@@ -819,7 +841,7 @@ void pretend_all(node *n, uint64_t messages)
 /* Counts of units are not kept by lanes, and pass the end of their words. */
 void one_cta_has_more_units_than_lanes()
 {
-    node two({ 2, 40, 1, 0 }), three({ 3, 17, 2, 0 });
+    node two({ 2, 40, 1, 0, 0 }), three({ 3, 17, 2, 0, 0 });
 
     pretend_all(&two, (UINT64_C(1) << 32) - 2);
     run_case(&two, granule_case(two.shape, RINGS_ALL_REDUCE, 1, 100), 0, {}, 1);
@@ -851,8 +873,9 @@ std::vector<exchange_message> three_of_each_pair(const lk_ring_shape &shape)
 void exchanges_of_many_units_and_ranks()
 {
     for (const lk_ring_shape &shape : {
-             lk_ring_shape{3,   12, 1, 0},
-             lk_ring_shape{ 10, 1,  2, 0}
+             lk_ring_shape{3,   12, 1, 0, 0   },
+             lk_ring_shape{ 3,  12, 1, 0, 8192},
+             lk_ring_shape{ 10, 1,  2, 0, 0   }
     }) {
         std::vector<exchange_message> messages = three_of_each_pair(shape);
         exchange_plan plan = { shape.ranks, 0, 0, messages.size(), messages.data() };
@@ -860,6 +883,25 @@ void exchanges_of_many_units_and_ranks()
 
         pretend_all(&n, (UINT64_C(1) << 32) - 2);
         run_plan(&n, plan, 0, all_at_once);
+    }
+}
+
+/* From the first tile on, where all lines of the slots are written, and where flags pass the end of their words. */
+void short_messages_go_through_either_kernel()
+{
+    for (uint64_t seed = 0; seed < 24; seed++) {
+        const uint64_t before[] = { 0, 0x7ffffe, (UINT64_C(1) << 32) - 3 };
+        lk_ring_shape shape = { 2 + static_cast<uint32_t>(seed % 3),
+                                1 + static_cast<uint32_t>(seed / 3 % 4),
+                                1 + static_cast<uint32_t>(seed / 2 % 2), 0, 30000 };
+        exchange_plan plan;
+        node n(shape);
+
+        pretend_all(&n, before[seed / 2 % 3]);
+        exchange_random(seed, shape.ranks, 12, shape.short_bytes + 1, &plan);
+        run_plan(&n, plan, seed, all_at_once);
+        run_plan(&n, plan, seed + 1, all_at_once);
+        free(plan.messages);
     }
 }
 
@@ -880,7 +922,8 @@ void random_exchange(uint64_t seed)
     uint64_t state = seed * 2 + 1;
     auto pick = [&state](uint32_t n) { return static_cast<uint32_t>(ref_next(&state) % n); };
     uint32_t ranks = 2 + pick(pick(4) ? 3 : LK_DEVICE_RANKS - 1);
-    lk_ring_shape shape = { ranks, 1 + pick(ranks > 4 ? 6 : 20), 1 + pick(LK_SLOTS_MAX), 0 };
+    lk_ring_shape shape = { ranks, 1 + pick(ranks > 4 ? 6 : 20), 1 + pick(LK_SLOTS_MAX), 0,
+                            pick(3) ? 1000 + pick(60000) : 0 };
     exchange_plan plan;
     node n(shape);
 
@@ -890,7 +933,8 @@ void random_exchange(uint64_t seed)
     if (pick(2))
         pretend_all(&n, (UINT64_C(1) << 32) - 1 - pick(20));
     for (uint32_t i = 0; i < 2; i++) {
-        exchange_random(seed + i, ranks, 10 * ranks, 200000, &plan);
+        exchange_random(seed + i, ranks, 10 * ranks, pick(2) ? 200000 : shape.short_bytes + 1,
+                        &plan);
         run_plan(&n, plan, seed + i, all_at_once);
         free(plan.messages);
     }
@@ -905,7 +949,8 @@ void random_list(uint64_t seed)
     rings_case c;
 
     rings_random_case(seed, 4, 40000, &c);
-    c.shape = lk_ring_shape{ ranks, 1 + pick(ranks > 4 ? 6 : 20), 1 + pick(LK_SLOTS_MAX), 16384 };
+    c.shape = lk_ring_shape{ ranks, 1 + pick(ranks > 4 ? 6 : 20), 1 + pick(LK_SLOTS_MAX), 16384,
+                             0 };
     c.tensors = 1 + pick(12);
     c.count = 2048 + pick(4096);
     if (c.op == RINGS_LINES)
@@ -959,9 +1004,11 @@ int main(int argc, char **argv)
     exchanges_and_reductions_follow_each_other_on_one_set_of_rings();
     exchanges_count_what_was_written_and_what_was_not();
     a_peer_that_is_busy_holds_up_no_other();
-    an_abort_ends_an_exchange_that_a_rank_never_joins();
+    an_abort_ends_an_exchange_that_a_rank_never_joins(0);
+    an_abort_ends_an_exchange_that_a_rank_never_joins(100000);
     one_cta_has_more_units_than_lanes();
     exchanges_of_many_units_and_ranks();
+    short_messages_go_through_either_kernel();
     for (uint64_t seed = 1; time(nullptr) < end; seed++) {
         random_case(seed);
         random_exchange(seed);
