@@ -66,6 +66,11 @@ static struct lk_ring_shape shape_for(const struct lc_peers *peers)
                                    .line_bytes = LK_LINES_MAX };
     size_t slots;
 
+    if (peers->facts.kernels > 1) /* there are exchanges */
+        shape.short_bytes = (uint32_t)(peers->facts.short_bytes < LK_SHORT_MAX
+                                           ? peers->facts.short_bytes
+                                           : LK_SHORT_MAX);
+
     while (shape.channels > CHANNELS_LEAST &&
            (size_t)SLOTS_EACH * shape.channels * LK_SLOT_BYTES > peers->facts.start)
         shape.channels /= 2;

@@ -32,7 +32,8 @@ struct lc_peers_facts {
     int device, rank, ranks;
     size_t cap;   /* bytes that this process may use of a GPU for segments, of all communicators */
     size_t start; /* of a pair's rings at the beginning */
-    uint32_t kernels; /* of the communicator that may run at a time */
+    size_t short_bytes; /* of messages that travel in lines, at most */
+    uint32_t kernels;   /* of the communicator that may run at a time */
 };
 
 #define LC_GENERATIONS 6u /* different ones of a communicator, at most */

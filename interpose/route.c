@@ -109,6 +109,7 @@ static bool has_tried_rings(struct lc_comm *comm, int device)
                                         .ranks = comm->facts.ranks,
                                         .cap = config->staging_max,
                                         .start = config->staging_start,
+                                        .short_bytes = config->exchange_short_bytes,
                                         .kernels = 1 + lc_policy_exchanges(config,
                                                                            lc_machine_profile()) };
 
