@@ -102,7 +102,7 @@ int lc_messages_launch(const struct lc_comm *comm, const struct lc_messages *lis
     uint64_t sent = bytes_of(list->sends, list->n_sends);
     uint64_t taken = bytes_of(list->recvs, list->n_recvs);
     uint32_t ctas = lc_policy_ctas(&op, &now, false, sent > taken ? sent : taken,
-                                   lc_peers_ctas(reducer->peers));
+                                   lc_peers_exchange_ctas(reducer->peers));
 
     return reducer->backend->lk_rings_exchange(rings, list->sends, list->n_sends, list->recvs,
                                                list->n_recvs, mask, ctas, stream);

@@ -95,6 +95,7 @@ void lc_peers_refuse(struct lc_room *room);
  * to be resident together, and some of the device is left for NCCL's. It may differ between ranks and calls. */
 const struct lk_rings *lc_peers_rings(const struct lc_peers *peers, uint32_t generation);
 uint32_t lc_peers_ctas(const struct lc_peers *peers);
+uint32_t lc_peers_exchange_ctas(const struct lc_peers *peers);
 
 /* A call has ended early, since a rank has aborted or is gone: its results are none. Any thread, after the vote. */
 bool lc_peers_were_cut(const struct lc_peers *peers);

@@ -201,6 +201,30 @@ static void kernels_of_all_communicators_find_room(void)
     CHECK(before == 1 && !lc_peers_take_room(&peers[24]) && lc_peers_ctas(&peers[0]) == 1);
 }
 
+/* Between GPUs exchanges get what sums leave, and more than these; on one GPU as much. */
+static void exchanges_between_devices_get_the_rest_of_the_room(void)
+{
+    static struct lc_peers peers[10], shared;
+
+    for (uint32_t n = 0; n < 10; n++) {
+        uint32_t sums, exchanges;
+
+        peers[n] = waiting((const int[]){ 1, 1 });
+        peers[n].rings.shape.channels = 64;
+        peers[n].facts.device = 4;
+        strcpy(peers[n].offers[1].gpu, "0000:65:00.0");
+        CHECK(lc_peers_take_room(&peers[n]));
+        sums = lc_peers_ctas(&peers[n]);
+        exchanges = lc_peers_exchange_ctas(&peers[n]);
+        CHECK(n > 0 || (sums == 32 && exchanges == 64));
+        CHECK(sums >= 1 && exchanges >= sums && (sums + exchanges) * (n + 1) <= 99);
+    }
+    shared = waiting((const int[]){ 1, 1 });
+    shared.facts.device = 5;
+    CHECK(lc_peers_take_room(&shared));
+    CHECK(lc_peers_exchange_ctas(&shared) == lc_peers_ctas(&shared));
+}
+
 static void a_failure_between_two_looks_is_not_missed(void)
 {
     struct lc_peers peers = waiting((const int[]){ -1, 0, 0, 0 });
@@ -219,6 +243,7 @@ int main(void)
 {
     goes_on_when_all_is_well();
     kernels_of_all_communicators_find_room();
+    exchanges_between_devices_get_the_rest_of_the_room();
     a_failure_between_two_looks_is_not_missed();
     a_failure_before_is_not_missed();
     what_failed_half_way_is_waited_for();
