@@ -538,13 +538,14 @@ __device__ __forceinline__ void run_data_warp(const Args &args, pipeline *pipeli
             R::take);
 }
 
+/* A thread for each place: one after another they take as long as a look at memory. */
 template <class R> __device__ __forceinline__ void init_pipelines(pipeline *pipelines)
 {
-    if (threadIdx.x)
-        return;
-    init_pipeline(&pipelines[ROLE_SEND], R::send);
-    init_pipeline(&pipelines[ROLE_REDUCE], R::reduce);
-    init_pipeline(&pipelines[ROLE_TAKE], R::take);
+    uint32_t role = threadIdx.x / pipeline::depth;
+    uint32_t warps = role == ROLE_SEND ? R::send : role == ROLE_REDUCE ? R::reduce : R::take;
+
+    if (role < ROLES)
+        init_place(&pipelines[role], threadIdx.x % pipeline::depth, warps);
 }
 
 /* A control warp. */

@@ -238,15 +238,20 @@ template <uint32_t Roles, class Pipeline, class Words, uint32_t JobsAFence> stru
     }
 };
 
-/* By one thread, before a barrier of all. */
+/* Before a barrier of all: by one thread for each place, or for all by one. */
+template <class Pipeline>
+__device__ __forceinline__ void init_place(Pipeline *p, uint32_t i, uint32_t data_warps)
+{
+    barrier_init(&p->full[i], 1);
+    barrier_init(&p->done[i], data_warps);
+    barrier_init(&p->free[i], 1);
+}
+
 template <class Pipeline>
 __device__ __forceinline__ void init_pipeline(Pipeline *p, uint32_t data_warps)
 {
-    for (uint32_t i = 0; i < Pipeline::depth; i++) {
-        barrier_init(&p->full[i], 1);
-        barrier_init(&p->done[i], data_warps);
-        barrier_init(&p->free[i], 1);
-    }
+    for (uint32_t i = 0; i < Pipeline::depth; i++)
+        init_place(p, i, data_warps);
 }
 
 /* ---- data warps ---- */
