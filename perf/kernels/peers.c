@@ -12,6 +12,7 @@
  *   --ctas LIST       32
  *   --channels N      64
  *   --slots N         8 (of exchanges: twice as many, up to 16)
+ *   --short N         bytes of the largest messages that exchanges send in lines: 524288
  *   --nccl PATH       libnccl.so.2, measured beside them
  *   --memory vmm      or plain: of cudaMalloc, with peer access
  *   --rounds N        5 turns of each
@@ -55,6 +56,10 @@ static const struct bench_case cases[] = {
     { "all-to-all 16 MB",            16 * MB, LK_FP32, LK_FP32, LK_KIND_EXCHANGE, 0 },
     { "bf16 128 MB",                128 * MB, LK_BF16, LK_BF16, LK_KIND_BF16,     0 },
     { "fp32 1 MB, bf16 wire",         1 * MB, LK_FP32, LK_BF16, LK_KIND_NARROWED, 0 },
+    { "all-to-all 4 MB",              4 * MB, LK_FP32, LK_FP32, LK_KIND_EXCHANGE, 0 },
+    { "all-to-all 1 MB",              1 * MB, LK_FP32, LK_FP32, LK_KIND_EXCHANGE, 0 },
+    { "all-to-all 256 KB",       256 << 10,   LK_FP32, LK_FP32, LK_KIND_EXCHANGE, 0 },
+    { "all-to-all 64 KB",         64 << 10,   LK_FP32, LK_FP32, LK_KIND_EXCHANGE, 0 },
 };
 /* clang-format on */
 #define CASES ((int)(sizeof(cases) / sizeof(*cases)))
@@ -514,6 +519,8 @@ static bool parse_option(const char *name, const char *text)
         chosen.shape.channels = value;
     else if (strcmp(name, "--slots") == 0)
         chosen.shape.slots = value;
+    else if (strcmp(name, "--short") == 0)
+        chosen.shape.short_bytes = value;
     else if (strcmp(name, "--rounds") == 0)
         chosen.rounds = (int)value;
     else if (strcmp(name, "--list") == 0)
