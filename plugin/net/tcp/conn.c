@@ -254,10 +254,10 @@ void conn_work(struct conn *conn)
     bool alone;
 
     conn_lock(conn);
-    behind = conn->posted - conn->acked >= LC_TCP_EARLY / 2 || !may_cut(conn);
+    behind = conn->posted - conn->acked >= LC_TCP_EARLY / 2 || (conn->sends && !may_cut(conn));
     alone = conn->dirty && !conn->lanes[0].up;
     conn_unlock(conn);
-    if (!conn->sends || behind)
+    if (behind)
         lane_kick(&conn->lanes[0], 1);
     else
         lane_push(&conn->lanes[0]);

@@ -470,12 +470,13 @@ static bool move(struct lane *lane, int budget)
     return true;
 }
 
-void lane_kick(struct lane *lane, int budget)
+bool lane_kick(struct lane *lane, int budget)
 {
+    bool more = false;
+
     atomic_store(&lane->again, true);
     while (atomic_load(&lane->again) && pthread_mutex_trylock(&lane->io) == 0) {
         bool hung;
-        bool more;
 
         atomic_store(&lane->again, false);
         hung = atomic_exchange(&lane->hung, false);
@@ -487,6 +488,7 @@ void lane_kick(struct lane *lane, int budget)
         watch(lane, more);
         pthread_mutex_unlock(&lane->io);
     }
+    return more;
 }
 
 void lane_unlock(struct lane *lane)

@@ -397,7 +397,8 @@ int lane_places(const struct lane *lane, struct iovec *iov, int most, size_t *by
 
 /* lane.c */
 void lane_init(struct lane *lane, struct conn *conn, int index);
-void lane_kick(struct lane *lane, int budget);
+/* Reads and writes so often. True: the last one who moved it, if that was here, may not have been done. */
+bool lane_kick(struct lane *lane, int budget);
 void lane_unlock(struct lane *lane); /* lets go of io, for those who have not tried it */
 void lane_push(struct lane *lane);   /* writes only: what was just posted */
 void lane_break(struct lane *lane, const char *cause); /* with io held */
