@@ -2,7 +2,7 @@
 #include "tests/plugin/tcp.h"
 
 #include "common/deadline.h"
-#include "plugin/net/tcp/wire.h"
+#include "plugin/net/tcp/tcp_internal.h"
 
 #include <sched.h>
 #include <stdlib.h>
@@ -33,7 +33,7 @@ uint16_t pair_port(const void *handle)
     return h.address.port;
 }
 
-struct pair pair_open(struct lc_net_context *ctx, uint16_t relay_port)
+struct pair pair_open_narrow(struct lc_net_context *ctx, uint16_t relay_port)
 {
     struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
     struct lc_net_listen *listen;
@@ -52,6 +52,20 @@ struct pair pair_open(struct lc_net_context *ctx, uint16_t relay_port)
         sched_yield();
     }
     lc_net_tcp.close_listen(listen);
+    return pair;
+}
+
+struct pair pair_open(struct lc_net_context *ctx, uint16_t relay_port)
+{
+    struct pair pair = pair_open_narrow(ctx, relay_port);
+    struct conn *conn = (struct conn *)pair.send;
+    bool wake;
+
+    conn_lock(conn);
+    wake = conn_widen(conn, UINT64_MAX);
+    conn_unlock(conn);
+    if (wake)
+        engine_wake();
     return pair;
 }
 

@@ -29,8 +29,12 @@ struct harm {
 /* Settings for the tests, before the first call of the transport: loopback, so many sockets. */
 void tcp_settings(int sockets, int piece, int timeout_s);
 
-/* `relay_port`: where the connecting side is sent, 0: where the handle says. */
+/* `relay_port`: where the connecting side is sent, 0: where the handle says. The other sockets are on their way, as after a
+ * long message. */
 struct pair pair_open(struct lc_net_context *ctx, uint16_t relay_port);
+
+/* As NCCL does it: there is one socket. */
+struct pair pair_open_narrow(struct lc_net_context *ctx, uint16_t relay_port);
 
 /* The port that a handle names, in network order. */
 uint16_t pair_port(const void *handle);

@@ -365,6 +365,36 @@ static void sockets_that_cannot_be_polled_carry_nothing(unsigned one_in)
     pair_close(&pair);
 }
 
+static int sockets_of(struct lc_net_comm *end)
+{
+    struct conn *conn = (struct conn *)end;
+    int n;
+
+    conn_lock(conn);
+    n = conn->n_up;
+    conn_unlock(conn);
+    return n;
+}
+
+static void the_first_long_message_brings_the_other_sockets(void)
+{
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+    struct pair pair = pair_open_narrow(ctx, 0);
+    int all = ((struct conn *)pair.send)->n_lanes;
+
+    pair_stream(&pair, 100, 8000, 8, 11);
+    CHECK(sockets_of(pair.send) == 1 && sockets_of(pair.recv) == 1);
+    while (sockets_of(pair.send) < all || sockets_of(pair.recv) < all) {
+        static unsigned char from[200000];
+        static unsigned char to[200000];
+
+        pair_send(&pair, from, sizeof(from), to, sizeof(to));
+        CHECK(!lc_deadline_passed(end));
+    }
+    pair_stream(&pair, 20, 500000, 8, 12);
+    pair_close(&pair);
+}
+
 /* Lanes of the pool bring it ahead of what lane 0 has, which nobody reads yet. */
 static void wait_for_goodbye(const struct pair *pair)
 {
@@ -617,6 +647,7 @@ int main(int argc, char **argv)
     long_messages_behind_short_ones_get_their_room();
     a_long_message_behind_early_ones_gets_its_room();
     an_older_question_comes_too_late_to_matter();
+    the_first_long_message_brings_the_other_sockets();
     for (unsigned one_in = 1; one_in <= 3; one_in++)
         sockets_that_cannot_be_polled_carry_nothing(one_in);
     what_was_sent_arrives_after_the_sender_was_closed(false);

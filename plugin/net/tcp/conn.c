@@ -154,6 +154,16 @@ static bool is_long(uint64_t size)
     return size > LONG;
 }
 
+bool conn_widen(struct conn *conn, uint64_t size)
+{
+    if (conn->wide || !conn->sends || !is_long(size))
+        return false;
+    conn->wide = true;
+    for (int i = 1; i < conn->n_lanes; i++)
+        conn->lanes[i].next_dial = 0;
+    return conn->n_lanes > 1;
+}
+
 /* Of lane 0. */
 static bool is_sibling(const struct lane *lane)
 {

@@ -27,7 +27,7 @@ void lane_init(struct lane *lane, struct conn *conn, int index)
     atomic_init(&lane->reading, UINT64_MAX);
     lane->settled = true;
     lane->announced_by = -1;
-    lane->next_dial = conn->sends ? 0 : INT64_MAX;
+    lane->next_dial = conn->sends && index == 0 ? 0 : INT64_MAX;
 }
 
 /* Nothing of the caller's buffers is referred to afterwards. */

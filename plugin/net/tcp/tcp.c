@@ -166,6 +166,8 @@ static void set_rails(struct conn *conn, const struct rail *rails, int n)
         conn->lanes[i].rail = i % n;
         conn->lanes[i].dev = rails[i % n].dev;
     }
+    if (n > 1) /* one of them may not work */
+        (void)conn_widen(conn, UINT64_MAX);
     conn->peer = rails[0].to;
     (void)lc_tcp_address_text(&conn->peer, conn->peer_text);
     for (int i = 1; i < n; i++) {
@@ -386,6 +388,7 @@ static int tcp_dereg(struct lc_net_comm *comm, struct lc_net_mr *mr)
 static struct lc_net_request *post(struct conn *conn, void *data, size_t size, int tag, int *err)
 {
     struct lc_net_request *r;
+    bool wake = false;
 
     conn_lock(conn);
     *err = conn->error;
@@ -405,6 +408,7 @@ static struct lc_net_request *post(struct conn *conn, void *data, size_t size, i
                                       .tag = tag,
                                       .used = true };
         conn->posted++;
+        wake = conn_widen(conn, size);
         if (!conn->sends) {
             /* Every confirmation tells of new receives, too: by itself that is worth a frame when there may be no other,
              * and not for what is here already. */
@@ -415,6 +419,8 @@ static struct lc_net_request *post(struct conn *conn, void *data, size_t size, i
         }
     }
     conn_unlock(conn);
+    if (wake)
+        engine_wake();
     return r;
 }
 

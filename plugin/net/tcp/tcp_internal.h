@@ -129,7 +129,8 @@ struct lane {
     uint64_t count;   /* pieces sent; pieces received */
     uint64_t told;    /* receiver: count in the last CONTROL; sender: confirmed by the receiver */
     struct piece sent[RING]; /* sender: number n at n % RING, told < n <= count */
-    int64_t next_dial; /* sender: not before; INT64_MAX: a dial is on its way, or none is wanted */
+    int64_t
+        next_dial; /* sender: not before; INT64_MAX: a dial is on its way, or none is wanted (conn_widen) */
     unsigned tries;
     union lc_tcp_address home; /* receiver: where the sender's process listens, if has_home */
     bool has_home;
@@ -214,6 +215,7 @@ struct conn {
      * counted LC_TCP_SHORT_RUN waits to be asked; its sender, when it has sent no other since, has counted as many. */
     unsigned short_run;
     bool asked; /* sender: for the receive of the message that is next */
+    bool wide;  /* sender: lanes beside the first are wanted */
     uint64_t
         wanted; /* receiver: receives of which the sender is to know as soon as they are posted */
     bool closing;
@@ -369,6 +371,9 @@ void conn_sent(struct lane *lane);              /* with io held: the batch has g
 /* With conn->lock held: there are receives of which the sender is to know. */
 void conn_want_credit(struct conn *conn);
 int conn_take_ask(struct conn *conn, const struct lc_tcp_frame *f);
+/* A message of this size is to be sent: the first long one brings the other lanes, which connections of short ones do
+ * without. True: the service thread has to be woken for that. With conn->lock held. */
+bool conn_widen(struct conn *conn, uint64_t size);
 /* The next piece is of a message that lane 0 leaves to its siblings. With conn->lock held. */
 bool conn_is_for_pool(const struct conn *conn);
 /* The message cannot come any more. With conn->lock held. */
