@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "perf/ways.h"
 
+#include "common/profile.h"
 #include "plugin/tuner/measure.h"
 
 #include <errno.h>
@@ -71,9 +72,12 @@ static int open_ranks(struct lc_ways_job *job)
     int err = lc_bench_set_open(&o->bench, LC_BENCH_OURS, &bench->boot, bench->ranks,
                                 &bench->machine, bench->replies, set);
 
-    if (!err && o->profile && !bench->replies[0].product) {
-        fprintf(stderr, "loongcomm-bench: the tuner does not use %s (NCCL_DEBUG=INFO says why)\n",
-                o->profile);
+    for (int i = 0; i < set->count && !err && o->profile; i++) {
+        if (bench->replies[i].product)
+            continue;
+        fprintf(stderr,
+                "loongcomm-bench: rank %d: the tuner does not use %s (NCCL_DEBUG=INFO says why)\n",
+                set->first + i, o->profile);
         err = -EIO;
     }
     job->channels[0] = bench->replies[0].channels;
@@ -186,6 +190,24 @@ static int measure_all(struct lc_ways_job *job, int argc, char **argv)
     return err;
 }
 
+/* Each launcher's ranks read the file of their own host, and no library that agrees on it is loaded here. */
+static int agree_on_profile(struct lc_bench *bench, const char *path)
+{
+    struct lc_profile *profile = bench->boot.size > 1 ? lc_profile_load(path) : NULL;
+    uint64_t own = profile ? profile->hash : 0;
+    uint64_t first = own;
+    int err = bench->boot.ops->bcast(&bench->boot, &first, sizeof(first));
+
+    free(profile);
+    if (err || first == own)
+        return err;
+    fprintf(stderr,
+            "loongcomm-bench: rank %d: %s is not what rank 0 reads under that name, and ranks that "
+            "choose differently hang\n",
+            bench->boot.rank, path);
+    return -EIO;
+}
+
 int lc_bench_ways(int argc, char **argv)
 {
     static struct lc_ways_options options;
@@ -204,6 +226,8 @@ int lc_bench_ways(int argc, char **argv)
     if (find_tuner(options.tuner, tuner) || set_variables(&options, tuner, text))
         return 2;
     err = lc_bench_begin(&bench);
+    if (!err && options.profile)
+        err = agree_on_profile(&bench, options.profile);
     if (!err) {
         round_sizes(&options, bench.ranks);
         err = measure_all(&job, argc, argv);

@@ -99,16 +99,17 @@ static int turn(struct context *c, struct lc_ways_entrant *e, int warmup, int it
 /* What NCCL does another way than asked is not measured as that. */
 static int take_first_look(struct context *c, struct lc_ways_entrant *e)
 {
-    bool taken;
+    bool taken = true;
     double us;
     int err = turn(c, e, 0, 1, true, &us);
 
-    taken = c->job->bench->replies[0].taken;
+    for (int i = 0; i < c->job->bench->sets[LC_BENCH_OURS].count; i++)
+        taken &= c->job->bench->replies[i].taken;
     if (!err)
         err = agree_bool(c, &taken);
     if (err)
         return err;
-    if (!taken) {
+    if (!taken && e->way->kind == LC_WAY_FORCED) {
         e->state = LC_WAY_RULED_OUT;
         return 0;
     }

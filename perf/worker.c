@@ -53,6 +53,8 @@ struct worker {
     int exec_inner;
     uint64_t exec_way; /* which ranks have in common, so that all capture anew */
     int exec_comm;
+    bool taken; /* NCCL has sent the last calls that it was asked about the way that was asked, */
+    uint64_t choice; /* and the last of them this way */
 };
 
 /* Notes the first thing that went wrong and returns -EIO. */
@@ -564,6 +566,8 @@ static int choose_way(struct worker *w, const struct lc_bench_request *request)
         return 0;
     w->exec_way = request->way;
     w->exec_comm = request->comm;
+    w->taken = false;
+    w->choice = 0;
     return capture(w, request->inner);
 }
 
@@ -571,11 +575,17 @@ static int choose_way(struct worker *w, const struct lc_bench_request *request)
 static void say_way(struct worker *w, const struct asked *before)
 {
     const struct asked now = count_asked(w);
+    uint64_t calls = now.calls - before->calls;
 
     if (!w->measure)
         return;
-    w->reply->taken = now.calls - before->calls == now.taken - before->taken;
-    w->reply->choice = atomic_load_explicit(&w->measure->choice, memory_order_relaxed);
+    if (calls ||
+        !w->kase.graph) { /* calls that it does not ask about go some way that nobody knows */
+        w->taken = calls && calls == now.taken - before->taken;
+        w->choice = calls ? atomic_load_explicit(&w->measure->choice, memory_order_relaxed) : 0;
+    }
+    w->reply->taken = w->taken;
+    w->reply->choice = w->choice;
 }
 
 static int run(struct worker *w, const struct lc_bench_request *request)
