@@ -4,6 +4,7 @@
 #include "common/config.h"
 #include "common/deadline.h"
 #include "interpose/cli/cli.h"
+#include "interpose/cli/topo_library.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -797,7 +798,45 @@ static int choose(struct tuning *t, struct lc_tune_rule *rules)
     return count_turns < 0 ? count_turns : n + count_turns;
 }
 
-/* Figures of other sizes or data, or of calls in graphs, are no figures of these. */
+/* What NCCL's default, and what is ruled out beside it, depend on. */
+static const char *const nccl_settings[] = {
+    "NCCL_ALGO",     "NCCL_PROTO",    "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_MIN_CTAS",
+    "NCCL_MAX_CTAS", "NCCL_BUFFSIZE", "NCCL_NTHREADS",      "NCCL_NET",           "NCCL_NET_PLUGIN"
+};
+
+#define SETTING_ROOM 40 /* a name, and what makes two values unlike */
+
+static size_t describe_settings(char *out, size_t size)
+{
+    size_t used = 0;
+
+    for (size_t i = 0; i < sizeof(nccl_settings) / sizeof(*nccl_settings); i++) {
+        const char *value = lc_cli_nccl_get(nccl_settings[i]);
+
+        if (value && *value && used + SETTING_ROOM < size)
+            used += (size_t)snprintf(out + used, SETTING_ROOM, " %s=%.18s", nccl_settings[i],
+                                     value);
+    }
+    for (size_t i = 0; i < used; i++) { /* it goes into a line of a file */
+        if ((unsigned char)out[i] < ' ' || out[i] == 0x7f)
+            out[i] = '?';
+    }
+    return used;
+}
+
+/* A profile says nothing of them, and a job without them has another default. */
+static void warn_of_settings(void)
+{
+    for (int i = 0; i < 2; i++) {
+        const char *value = lc_cli_nccl_get(nccl_settings[i]);
+
+        if (value && *value)
+            lc_cli_say("tune: %s=%s is set: what is measured holds for jobs that set the same",
+                       nccl_settings[i], value);
+    }
+}
+
+/* Figures of other sizes or data, of calls in graphs or with other settings of NCCL are no figures of these. */
 static void describe(const struct options *options, char *out, size_t size)
 {
     size_t used = 0;
@@ -805,8 +844,9 @@ static void describe(const struct options *options, char *out, size_t size)
     for (int i = 0; i < options->n_sizes; i++)
         used += (size_t)snprintf(out + used, size - used, "%s%" PRIu64, i ? "," : "",
                                  options->size[i]);
-    (void)snprintf(out + used, size - used, " live %.16s%s", options->live,
-                   options->graph ? " graph" : "");
+    used += (size_t)snprintf(out + used, size - used, " live %.16s%s", options->live,
+                             options->graph ? " graph" : "");
+    out[used + describe_settings(out + used, size - used)] = '\0';
 }
 
 static int begin(struct tuning *t)
@@ -838,6 +878,7 @@ static int begin(struct tuning *t)
     if (err && err != -ENOENT)
         return err;
     describe(t->options, how, sizeof(how));
+    warn_of_settings();
     if (r->nccl && strcmp(r->how, how) != 0) {
         lc_cli_say("tune: %s was measured with %s, and this is %s: go without --resume", t->part,
                    r->how, how);

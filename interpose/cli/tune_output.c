@@ -78,6 +78,7 @@ static void write_rules(FILE *out, const void *arg)
                   "# measured with %d ranks, for NCCL on %d nodes; behind a rule NCCL's time / "
                   "its: the worst p10 and the best median\n",
                   profile->results->ranks, profile->results->nodes);
+    (void)fprintf(out, "# %.200s\n", profile->results->how); /* lines are bounded */
     for (int i = 0; i < profile->n; i++) {
         (void)lc_profile_print_rule(&profile->rules[i].rule, line, sizeof(line));
         if (is_measured(&profile->rules[i]))

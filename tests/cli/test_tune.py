@@ -326,6 +326,28 @@ class Tune(CliTest):
         self.assertIn("1025 4096 ring simple 0  (won at the sizes around it)", result.stdout)
         self.assertNotIn("inf", result.stdout)
 
+    def test_figures_are_of_the_settings_of_nccl_that_they_were_measured_with(self):
+        settings = {"NCCL_ALGO": "ring", "NCCL_NET": "Socket"}
+        self.world({}, left=1)
+        command = ("tune", "--out", self.path("p"), "--sizes", "1k,4k", "--only", "nccl", "--resume", "--", *LAUNCHER, self.folder)
+        result = call(*command, **settings)
+        self.assertEqual((result.returncode, result.stderr), (0, "loongcomm: tune: NCCL_ALGO=ring is set: what is measured "
+                                                              "holds for jobs that set the same\n"))
+        self.assertIn("how 1024,4096 live 1 NCCL_ALGO=ring NCCL_NET=Socket", self.lines("p.part"))
+        self.assertIn("# 1024,4096 live 1 NCCL_ALGO=ring NCCL_NET=Socket", self.lines("p"))
+        result = call(*command, **{**settings, "NCCL_NET": "IB"})
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("and this is 1024,4096 live 1 NCCL_ALGO=ring NCCL_NET=IB: go without --resume", result.stderr)
+        result = call(*command, **{**settings, "NCCL_ALGO": "x" * 99, "NCCL_PROTO": "y" * 99})
+        self.assertEqual(result.returncode, 1)
+        sizes = ",".join(str(4 * i + (1 << 30)) for i in range(31))  # the longest description, and a profile all the same
+        every = {name: "z\n#" * 33 for name in ("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_MIN_CTAS",
+                                             "NCCL_MAX_CTAS", "NCCL_BUFFSIZE", "NCCL_NTHREADS", "NCCL_NET", "NCCL_NET_PLUGIN")}
+        self.world({"nccl all-reduce tree ll 0": {str(1 << 30): WIN}})
+        result = call("tune", "--out", self.path("q"), "--sizes", sizes, "--only", "nccl", "--", *LAUNCHER, self.folder, **every)
+        self.assertEqual((result.returncode, len(self.rules("q"))), (0, 1), result.stderr)
+        self.assertEqual(call("tune", "--explain", "4k", "--profile", self.path("q")).returncode, 0)
+
     def test_second_look_has_equal_sides_of_its_own(self):
         way, equal = {"1024": (1.1, 1.05, 1.2)}, {"again all-reduce": {"1024": (1.0, 0.95, 1.06)}}
         self.tune_some({"nccl all-reduce tree ll 0": way, **equal}, "--only", "nccl",
