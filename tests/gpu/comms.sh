@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# usage: tests/gpu/comms.sh LOGS BUILD [SECONDS] [COUNT]
+# COUNT (64) communicators of two ranks over NCCL's sockets, as they come and with 2 x 2 threads and sockets, and over the
+# network plugin: time to make and first use each, threads and descriptors of a process while all are open. In SECONDS (40)
+# at most; a side that has no time for all says how many it made. LOGS/comms.txt. 77 where there is no GPU.
+set -u
+root=$(readlink -f "$(dirname "$0")/../..")
+[ $# -ge 2 ] || { sed -n '4,7s/^# \?//p' "$0" >&2; exit 2; }
+mkdir -p "$1" || exit 2
+logs=$(readlink -f "$1") build=$(readlink -f "$2") seconds=${3:-40} count=${4:-64}
+if ! nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then
+    echo "SKIPPED: no GPU on this machine"
+    exit 77
+fi
+if [ -z "${LC_COMMS:-}" ]; then
+    LC_COMMS=1 exec bash "$root/tests/gpu/mps.sh" 2 bash "$0" "$logs" "$build" "$seconds" "$count"
+fi
+libraries=${LC_NET_BENCH_LIBRARIES:-$(python3 -c 'import nvidia
+p = list(nvidia.__path__)[0]
+print(p + "/nccl/lib:" + p + "/cu13/lib")')} || exit 1
+export LD_LIBRARY_PATH=$build/plugin/net/abi:$libraries NCCL_SOCKET_IFNAME=lo NCCL_NET_PLUGIN_REF_COUNT=1
+each=$(((seconds - 8) / 4)) failed=0
+: >"$logs/comms.txt"
+
+# side NAME SETTING...
+side() {
+    local name=$1
+    shift
+    if ! timeout -k 5 $((each + 30)) env "$@" "$build/tests/gpu/comms" 2 "$count" "$each" >"$logs/comms-$name.log" 2>&1 </dev/null; then
+        failed=$((failed + 1))
+        tail -n 5 "$logs/comms-$name.log"
+    fi
+    printf '%-16s %s\n' "$name" "$(grep -E '^[0-9]+ communicators' "$logs/comms-$name.log" || echo failed)" | tee -a "$logs/comms.txt"
+}
+
+side sockets NCCL_NET=Socket NCCL_NET_PLUGIN=none
+side sockets-2x2 NCCL_NET=Socket NCCL_NET_PLUGIN=none NCCL_SOCKET_NTHREADS=2 NCCL_NSOCKS_PERTHREAD=2
+side plugin NCCL_NET=loongcomm NCCL_NET_PLUGIN=loongcomm
+side plugin-8 NCCL_NET=loongcomm NCCL_NET_PLUGIN=loongcomm NCCL_MIN_CTAS=8 NCCL_NCHANNELS_PER_NET_PEER=8
+echo "$((4 - failed)) passed, $failed failed"
+[ "$failed" -eq 0 ]
