@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/check.h"
+#include "tests/kernels/compute_cases.h"
 #include "tests/kernels/compute_rows.h"
 #include "tests/kernels/reference.h"
 
@@ -296,6 +297,24 @@ static void check_sum(const struct norm_case *c)
                   to_bf16(rows_get(&c->m[X], r, j) + rows_get(&c->m[RESIDUAL], r, j)));
 }
 
+struct formula_case {
+    struct norm_case *data;
+    unsigned int wanted; /* of check_backward() */
+};
+
+static void check_formula(void *arg)
+{
+    const struct formula_case *formula = arg;
+    struct norm_case *c = formula->data;
+    const struct rows *s = &c->m[c->residual ? SUM : X];
+
+    run_forward(c);
+    if (c->residual)
+        check_sum(c);
+    check_forward(c, s);
+    check_backward(c, s, formula->wanted);
+}
+
 static void results_follow_the_formula(const struct compute_target *t)
 {
     uint64_t state = 61;
@@ -304,14 +323,15 @@ static void results_follow_the_formula(const struct compute_target *t)
     for (size_t s = 0; s < sizeof(shapes) / sizeof(*shapes); s++) {
         for (int filling = 0; filling < FILLINGS; filling++) {
             for (unsigned int i = 0; i < 2; i++, kind += 5) {
-                struct norm_case *c = make_case(t, &shapes[s], (enum filling)filling, kind, &state);
+                struct formula_case formula = {
+                    make_case(t, &shapes[s], (enum filling)filling, kind, &state), 3 - round++ % 4
+                };
 
-                run_forward(c);
-                if (c->residual)
-                    check_sum(c);
-                check_forward(c, &c->m[c->residual ? SUM : X]);
-                check_backward(c, &c->m[c->residual ? SUM : X], 3 - round++ % 4);
-                drop_case(c);
+                run_case(check_formula, &formula,
+                         "norm of %llu x %llu, kind %u, filling %d, wanted %u",
+                         (unsigned long long)shapes[s].rows, (unsigned long long)shapes[s].columns,
+                         kind, filling, formula.wanted);
+                drop_case(formula.data);
             }
         }
     }

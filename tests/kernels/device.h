@@ -50,9 +50,18 @@ static inline void device_release(void *ptr)
     CUDA(cudaFree(ptr));
 }
 
+/* A copy from memory that is not pinned, and a memset, may go on when the call has come back, and streams that do not block
+ * with the default one do not wait for it. */
 static inline void device_put(void *dst, const void *src, size_t bytes)
 {
     CUDA(cudaMemcpy(dst, src, bytes, cudaMemcpyHostToDevice));
+    CUDA(cudaDeviceSynchronize());
+}
+
+static inline void device_clear(void *dst, size_t bytes)
+{
+    CUDA(cudaMemset(dst, 0, bytes));
+    CUDA(cudaDeviceSynchronize());
 }
 
 static inline void device_get(void *dst, const void *src, size_t bytes)

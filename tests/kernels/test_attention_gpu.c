@@ -55,7 +55,7 @@ static int replay(const struct compute_target *t, struct lk_attention_library *l
     err = t->lib.lk_attention_forward(library, call, stream);
     CUDA(cudaStreamEndCapture(stream, &graph));
     CUDA(cudaGraphInstantiate(&exec, graph, 0));
-    CUDA(cudaMemset(call->o.base, 0, COUNT * 2));
+    device_clear(call->o.base, COUNT * 2);
     CUDA(cudaGraphLaunch(exec, stream));
     CUDA(cudaStreamSynchronize(stream));
     CUDA(cudaGraphExecDestroy(exec));
@@ -150,12 +150,6 @@ static int run_products(const struct products *p, enum lk_gemm_grouping way, cud
     return p->t->lib.lk_gemm_groups_run(p->blas, &groups, stream);
 }
 
-static void clear(void *far, size_t bytes)
-{
-    CUDA(cudaMemset(far, 0, bytes));
-    CUDA(cudaDeviceSynchronize());
-}
-
 /* The results of one way: at once, by a graph, and at once on another stream while that graph is captured. */
 static int check_products(const struct products *p, enum lk_gemm_grouping way,
                           cudaStream_t streams[2])
@@ -165,16 +159,16 @@ static int check_products(const struct products *p, enum lk_gemm_grouping way,
     cudaGraphExec_t exec;
     cudaGraph_t graph;
 
-    clear(p->out, sizeof(eager));
+    device_clear(p->out, sizeof(eager));
     errs[0] = run_products(p, way, streams[0]);
     device_get(eager, p->out, sizeof(eager));
-    clear(p->out, sizeof(eager));
+    device_clear(p->out, sizeof(eager));
     CUDA(cudaStreamBeginCapture(streams[0], cudaStreamCaptureModeThreadLocal));
     errs[1] = run_products(p, way, streams[0]);
     errs[2] = run_products(p, way, streams[1]);
     CUDA(cudaStreamEndCapture(streams[0], &graph));
     device_get(beside, p->out, sizeof(beside));
-    clear(p->out, sizeof(eager));
+    device_clear(p->out, sizeof(eager));
     CUDA(cudaGraphInstantiate(&exec, graph, 0));
     CUDA(cudaGraphLaunch(exec, streams[0]));
     device_get(replayed, p->out, sizeof(replayed));

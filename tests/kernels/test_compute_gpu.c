@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The compute kernels on a device: the behaviours of the host library, both libraries' bits where they are to be equal,
- * graphs. Arguments: libloongkernels.so, libloongkernels-host.so, optionally --small or --products (these and what is made
- * of them alone).
+ * graphs. Arguments: libloongkernels.so, libloongkernels-host.so, optionally --small, --products (these and what is made
+ * of them alone) or --graphs (these alone). What fails is named, and the rest is run.
  */
+#include "tests/kernels/compute_cases.h"
 #include "tests/kernels/compute_matrix.h"
 #include "tests/kernels/device.h"
 
@@ -36,10 +37,10 @@ static void make_case(const struct compute_target *t, uint64_t count, struct ada
     out->m = device_alloc(count * 4);
     out->v = device_alloc(count * 4);
     out->lr = device_alloc(4);
-    CUDA(cudaMemset(out->param, 0, count * 4));
-    CUDA(cudaMemset(out->grad, 0, count * 4));
-    CUDA(cudaMemset(out->m, 0, count * 4));
-    CUDA(cudaMemset(out->v, 0, count * 4));
+    device_clear(out->param, count * 4);
+    device_clear(out->grad, count * 4);
+    device_clear(out->m, count * 4);
+    device_clear(out->v, count * 4);
     tensor.param = out->param;
     tensor.grad = out->grad;
     tensor.m = out->m;
@@ -59,7 +60,7 @@ static void make_case(const struct compute_target *t, uint64_t count, struct ada
         .state = device_alloc(sizeof(struct lk_adamw_state)),
         .workspace = device_alloc(t->lib.lk_adamw_workspace_bytes(&out->plan)),
     };
-    CUDA(cudaMemset(out->adamw.state, 0, sizeof(struct lk_adamw_state)));
+    device_clear(out->adamw.state, sizeof(struct lk_adamw_state));
 }
 
 static void drop_case(struct adamw_case *data)
@@ -135,53 +136,133 @@ static void fill_bf16(void *far, uint64_t count, uint16_t value)
     free(near);
 }
 
-/* The launch that adds up the columns may begin before the one in front of it has ended: it waits for its sums, in a
- * graph too. */
-static void a_graph_replays_the_backward_of_a_norm(const struct compute_target *t, uint64_t columns)
+static void fill_floats(float *far, uint64_t count, float value)
 {
-    const uint64_t rows = 2000;
-    struct lk_norm norm = { .kind = LK_RMS_NORM,
-                            .rows = rows,
-                            .columns = columns,
-                            .rstd = device_alloc(rows * 4) };
-    struct lk_norm_backward backward = {
-        .s = device_alloc(rows * columns * 2),
-        .s_stride = columns,
-        .dy = device_alloc(rows * columns * 2),
-        .dy_stride = columns,
-        .dx = device_alloc(rows * columns * 2),
-        .dx_stride = columns,
-        .dgamma = device_alloc(columns * 4),
-        .workspace = device_alloc(t->lib.lk_norm_workspace_bytes(&norm)),
-    };
+    float *near = host_alloc(count * 4);
+
+    CHECK(near);
+    for (uint64_t i = 0; i < count; i++)
+        near[i] = value;
+    device_put(far, near, count * 4);
+    free(near);
+}
+
+static bool all_are(const char *what, const float *far, uint64_t count, float want)
+{
+    float *near = host_alloc(count * 4);
+    uint64_t wrong = 0;
+
+    CHECK(near);
+    device_get(near, far, count * 4);
+    for (uint64_t i = 0; i < count; i++)
+        if (near[i] != want && wrong++ == 0)
+            fprintf(stderr, "%s[%llu] is %.9g, wanted %.9g\n", what, (unsigned long long)i,
+                    (double)near[i], (double)want);
+    if (wrong)
+        fprintf(stderr, "%s: %llu of %llu are wrong\n", what, (unsigned long long)wrong,
+                (unsigned long long)count);
+    free(near);
+    return wrong == 0;
+}
+
+struct backward_case {
+    const struct compute_target *t;
+    uint64_t columns;
+    bool layer, graph;
+};
+
+static void launch_backward(const struct backward_case *c, const struct lk_norm *norm,
+                            const struct lk_norm_backward *backward, cudaStream_t stream,
+                            cudaGraphExec_t exec)
+{
+    if (exec)
+        CUDA(cudaGraphLaunch(exec, stream));
+    else
+        CHECK(c->t->lib.lk_norm_backward(norm, backward, stream) == 0);
+    CUDA(cudaStreamSynchronize(stream));
+}
+
+static cudaGraphExec_t capture_backward(const struct backward_case *c, const struct lk_norm *norm,
+                                        const struct lk_norm_backward *backward,
+                                        cudaStream_t stream)
+{
     cudaGraphExec_t exec;
-    cudaStream_t stream;
     cudaGraph_t graph;
 
-    for (uint64_t r = 0; r < rows; r++)
-        set_float(norm.rstd + r, 1);
-    fill_bf16((void *)backward.s, rows * columns, to_bf16(1));
-    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-    CHECK(t->lib.lk_norm_backward(&norm, &backward, stream) == 0);
+    CHECK(c->t->lib.lk_norm_backward(norm, backward, stream) == 0);
     CUDA(cudaStreamEndCapture(stream, &graph));
     CUDA(cudaGraphInstantiate(&exec, graph, 0));
-    for (int step = 1; step <= 3; step++) {
-        fill_bf16((void *)backward.dy, rows * columns, to_bf16(step));
-        CUDA(cudaGraphLaunch(exec, stream));
-        CUDA(cudaStreamSynchronize(stream));
-        for (uint64_t j = 0; j < columns; j += 11)
-            CHECK(get_float(backward.dgamma + j) == (float)step * (float)rows);
-    }
-    CUDA(cudaGraphExecDestroy(exec));
     CUDA(cudaGraphDestroy(graph));
+    return exec;
+}
+
+/* The launch that adds up the columns may begin before the one in front of it has ended: it waits for its sums. Rows of
+ * ones, whose sums are exact. */
+static void columns_are_summed_behind_the_rows(void *arg)
+{
+    const struct backward_case *c = arg;
+    const uint64_t rows = 2000, count = rows * c->columns;
+    struct lk_norm norm = { .kind = c->layer ? LK_LAYER_NORM : LK_RMS_NORM,
+                            .rows = rows,
+                            .columns = c->columns,
+                            .mean = device_alloc(rows * 4),
+                            .rstd = device_alloc(rows * 4) };
+    struct lk_norm_backward backward = {
+        .s = device_alloc(count * 2),
+        .s_stride = c->columns,
+        .dy = device_alloc(count * 2),
+        .dy_stride = c->columns,
+        .dx = device_alloc(count * 2),
+        .dx_stride = c->columns,
+        .dgamma = device_alloc(c->columns * 4),
+        .dbeta = c->layer ? device_alloc(c->columns * 4) : NULL,
+        .workspace = device_alloc(c->t->lib.lk_norm_workspace_bytes(&norm)),
+    };
+    cudaGraphExec_t exec = NULL;
+    cudaStream_t stream;
+    bool good = true;
+
+    fill_floats(norm.rstd, rows, 1);
+    fill_floats(norm.mean, rows, 0);
+    fill_bf16((void *)backward.s, count, to_bf16(1));
+    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    if (c->graph)
+        exec = capture_backward(c, &norm, &backward, stream);
+    for (int step = 1; step <= 3; step++) {
+        fill_bf16((void *)backward.dy, count, to_bf16(step));
+        launch_backward(c, &norm, &backward, stream, exec);
+        good &= all_are("dgamma", backward.dgamma, c->columns, (float)step * (float)rows);
+        if (backward.dbeta)
+            good &= all_are("dbeta", backward.dbeta, c->columns, (float)step * (float)rows);
+    }
+    if (exec)
+        CUDA(cudaGraphExecDestroy(exec));
     CUDA(cudaStreamDestroy(stream));
+    device_release(norm.mean);
     device_release(norm.rstd);
     device_release((void *)backward.s);
     device_release((void *)backward.dy);
     device_release(backward.dx);
     device_release(backward.dgamma);
+    if (backward.dbeta)
+        device_release(backward.dbeta);
     device_release(backward.workspace);
+    CHECK(good);
+}
+
+static void check_backwards(const struct compute_target *t)
+{
+    static const uint64_t columns[] = { 256, 512, 1024, 2048, 4096, 5120, 8192, 16384, 1001 };
+
+    for (size_t i = 0; i < sizeof(columns) / sizeof(*columns); i++)
+        for (int way = 0; way < 4; way++) {
+            struct backward_case c = { t, columns[i], way & 1, way & 2 };
+
+            run_case(columns_are_summed_behind_the_rows, &c, "backward of %s of 2000 x %llu, %s",
+                     c.layer ? "LayerNorm" : "RMSNorm", (unsigned long long)c.columns,
+                     c.graph ? "in a graph" : "at once");
+        }
 }
 
 static void more_than_2_31_elements_are_updated(const struct compute_target *t)
@@ -204,23 +285,94 @@ static void more_than_2_31_elements_are_updated(const struct compute_target *t)
     drop_case(&data);
 }
 
-static int end(int failed)
+/* ---- parts ---- */
+
+struct part {
+    const char *name;
+    void (*run)(const struct compute_target *t);
+    bool product, graph; /* of the runs with --products, with --graphs */
+};
+
+static void products_are_right(const struct compute_target *t)
 {
-    failed += matrix_errors();
-    if (failed)
-        printf("compute kernels on the device: %d failed\n", failed);
-    else
-        printf("all compute kernels passed on the device\n");
-    return failed ? 1 : 0;
+    CHECK(check_gemm(t) == 0);
 }
 
-static int check_products(const struct compute_target *t)
+static void graphs_replay(const struct compute_target *t)
 {
-    int failed = check_gemm(t);
+    a_graph_replays_steps(t);
+    check_backwards(t);
+}
 
-    check_mlp(t);
-    check_norm_linear(t);
-    return failed;
+static void large_tensors(const struct compute_target *t)
+{
+    if (!t->small && device_has_room((size_t)40 << 30))
+        more_than_2_31_elements_are_updated(t);
+    else
+        printf("more than 2^31 elements: left out\n");
+}
+
+static const struct part parts[] = {
+    {"AdamW",                         check_adamw,        false, false},
+    { "SwiGLU",                       check_swiglu,       false, false},
+    { "norms",                        check_norm,         false, false},
+    { "rows to experts",              check_moe,          false, false},
+    { "products",                     products_are_right, true,  false},
+    { "the perceptron",               check_mlp,          true,  false},
+    { "a norm and the matrix behind", check_norm_linear,  true,  false},
+    { "folded weights",               check_fold,         false, false},
+    { "augmentation",                 check_augment,      false, false},
+    { "graphs",                       graphs_replay,      false, true },
+    { "more than 2^31 elements",      large_tensors,      false, false},
+};
+
+struct job {
+    const struct part *part;
+    const struct compute_target *t;
+};
+
+static void run_part(void *arg)
+{
+    const struct job *job = arg;
+
+    job->part->run(job->t);
+}
+
+static void run_parts(const struct compute_target *t, const char *only)
+{
+    for (size_t i = 0; i < sizeof(parts) / sizeof(*parts); i++) {
+        struct job job = { &parts[i], t };
+
+        if ((strcmp(only, "--products") == 0 && !job.part->product) ||
+            (strcmp(only, "--graphs") == 0 && !job.part->graph))
+            continue;
+        run_case(run_part, &job, "%s", job.part->name);
+    }
+}
+
+struct both {
+    const struct compute_target *device, *host;
+};
+
+static void adamw_gives_the_host_s_bits(void *arg)
+{
+    const struct both *both = arg;
+
+    CHECK(adamw_fingerprint(both->device) == adamw_fingerprint(both->host));
+}
+
+static void moe_gives_the_host_s_bits(void *arg)
+{
+    const struct both *both = arg;
+
+    CHECK(moe_fingerprint(both->device) == moe_fingerprint(both->host));
+}
+
+static void augmentation_gives_the_host_s_bits(void *arg)
+{
+    const struct both *both = arg;
+
+    CHECK(augment_fingerprint(both->device) == augment_fingerprint(both->host));
 }
 
 int main(int argc, char **argv)
@@ -233,10 +385,12 @@ int main(int argc, char **argv)
                                    .release = free,
                                    .put = host_copy,
                                    .get = host_copy };
+    struct both both = { &target, &host };
+    const char *only = argc == 4 ? argv[3] : "";
     int err, failed;
 
     CHECK(argc == 3 || argc == 4);
-    target.small = argc == 4 && strcmp(argv[3], "--small") == 0;
+    target.small = strcmp(only, "--small") == 0;
     if (device_is_missing())
         return LC_SKIP;
     compute_open(&target, argv[1]);
@@ -245,25 +399,15 @@ int main(int argc, char **argv)
     if (err)
         fprintf(stderr, "lk_compute_load_all: %s\n", target.lib.lk_error_text(err));
     CHECK(err == 0 && strcmp(target.lib.lk_backend(), "cuda") == 0);
-    if (argc == 4 && strcmp(argv[3], "--products") == 0)
-        return end(check_products(&target));
-    check_adamw(&target);
-    check_swiglu(&target);
-    check_norm(&target);
-    check_moe(&target);
-    failed = check_products(&target);
-    check_fold(&target);
-    check_augment(&target);
-    CHECK(adamw_fingerprint(&target) == adamw_fingerprint(&host));
-    CHECK(moe_fingerprint(&target) == moe_fingerprint(&host));
-    CHECK(augment_fingerprint(&target) == augment_fingerprint(&host));
-    a_graph_replays_steps(&target);
-    a_graph_replays_the_backward_of_a_norm(&target, 1024);
-    a_graph_replays_the_backward_of_a_norm(&target, 4096);
-    a_graph_replays_the_backward_of_a_norm(&target, 8192);
-    if (!target.small && device_has_room((size_t)40 << 30))
-        more_than_2_31_elements_are_updated(&target);
-    else
-        printf("more than 2^31 elements: left out\n");
-    return end(failed);
+    run_parts(&target, only);
+    if (!*only || target.small) {
+        run_case(adamw_gives_the_host_s_bits, &both, "AdamW's bits");
+        run_case(moe_gives_the_host_s_bits, &both, "bits of rows to experts");
+        run_case(augmentation_gives_the_host_s_bits, &both, "augmentation's bits");
+    }
+    failed = cases_failed() + matrix_errors();
+    printf(failed ? "compute kernels on the device: %d failed\n"
+                  : "all compute kernels passed on the device\n",
+           failed);
+    return failed ? 1 : 0;
 }
