@@ -131,9 +131,8 @@ constexpr norm_table form_backward(std::index_sequence<I...>)
 template <bool Layer, bool Residual, size_t... I>
 constexpr norm_table make_forward(std::index_sequence<I...>)
 {
-    return {
-        { choose_forward<NORM_FORWARD_FORM[Layer][I], NORM_CLASSES[I], Layer, Residual>()... }
-    };
+    return { { choose_forward<NORM_FORWARD_FORM[Layer][Residual][I], NORM_CLASSES[I], Layer,
+                              Residual>()... } };
 }
 
 template <bool Full, bool Residual, size_t... I>
@@ -183,7 +182,8 @@ const norm_table backward_rows_tables[2][2] = NORM_TABLES(rows_backward);
 
 const norm_table forward_forms[NORM_FORWARD_FORMS][2][2] = {
     FORM_TABLES(form_forward, FORWARD_ROWS), FORM_TABLES(form_forward, FORWARD_RING),
-    FORM_TABLES(form_forward, FORWARD_RING_TWICE), FORM_TABLES(form_forward, FORWARD_ROWS_MORE)
+    FORM_TABLES(form_forward, FORWARD_RING_TWICE), FORM_TABLES(form_forward, FORWARD_ROWS_MORE),
+    FORM_TABLES(form_forward, FORWARD_ROWS_WIDE)
 };
 const norm_table backward_forms[NORM_BACKWARD_FORMS][2][2] = {
     FORM_TABLES(form_backward, BACKWARD_ROWS), FORM_TABLES(form_backward, BACKWARD_RING),
@@ -206,16 +206,29 @@ const norm_kernel *find_kernel(const lk_norm_launch *launch, const norm_table &t
     return nullptr;
 }
 
-const norm_kernel *find_forward(const lk_norm_launch *launch)
+/* The product's. */
+const norm_kernel *product_forward(const lk_norm_launch *launch)
 {
     bool layer = launch->norm.kind == LK_LAYER_NORM, residual = launch->forward.residual;
-    const norm_table *table = &forward_tables[layer][residual];
+    const norm_table &rows = forward_rows_tables[layer][residual];
+    const norm_table &table = launch->forward.y ? forward_tables[layer][residual] : rows;
+    const norm_kernel *found = find_kernel(launch, table, rows);
 
+    if (found && launch->norm.rows < NORM_ROUNDS * found->blocks * found->rows)
+        found = find_kernel(launch, rows, rows);
+    return found;
+}
+
+const norm_kernel *find_forward(const lk_norm_launch *launch)
+{
 #ifdef LK_COMPUTE_VARIANTS
+    bool layer = launch->norm.kind == LK_LAYER_NORM, residual = launch->forward.residual;
+
     if (forward_form >= 0)
-        table = &forward_forms[forward_form][layer][residual];
+        return find_kernel(launch, forward_forms[forward_form][layer][residual],
+                           forward_rows_tables[layer][residual]);
 #endif
-    return find_kernel(launch, *table, forward_rows_tables[layer][residual]);
+    return product_forward(launch);
 }
 
 const norm_kernel *find_backward(const lk_norm_launch *launch)
@@ -399,11 +412,12 @@ extern "C" int lk_load_norm(void)
         const void *ours[] = {
             reinterpret_cast<const void *>(
                 find_class(forward_tables[one][two], forward_rows_tables[one][two], c)->function),
+            reinterpret_cast<const void *>(forward_rows_tables[one][two].kernels[c].function),
             reinterpret_cast<const void *>(
                 find_class(backward_tables[one][two], backward_rows_tables[one][two], c)->function)
         };
 
-        err = err ? err : load_kernels(ours, 2);
+        err = err ? err : load_kernels(ours, 3);
     }
     return err;
 }

@@ -19,6 +19,7 @@ enum norm_forward_form {
     FORWARD_RING,
     FORWARD_RING_TWICE, /* two blocks of a multiprocessor */
     FORWARD_ROWS_MORE,  /* more blocks, which hold less */
+    FORWARD_ROWS_WIDE,  /* more threads for a row */
     NORM_FORWARD_FORMS
 };
 
@@ -30,29 +31,39 @@ enum norm_backward_form {
 };
 
 constexpr const char *NORM_FORWARD_NAMES[] = { "rows", "ring", "ring, 2 blocks",
-                                               "rows, more blocks" };
+                                               "rows, more blocks", "rows, more threads" };
 constexpr const char *NORM_BACKWARD_NAMES[] = { "rows", "ring", "ring, other teams" };
 
-/* The product's form of each class, of RMSNorm and of LayerNorm. Measured on one H200, us by rows and by the form: RMSNorm of
- * 4096 x 5120 29.1, 25.6; LayerNorm of 65536 x 1024 77.8, 75.1 and of 4096 x 8192 44.5, 41.0. Rows were the best or within
- * 2 % of it in the other cases of 1024, 4096 and 8192 columns. Classes of 256, 512, 2048 and 16384 and LayerNorm of 6144 have
- * not been measured. */
-constexpr norm_forward_form NORM_FORWARD_FORM[2][NORM_CLASS_COUNT] = {
-    {FORWARD_ROWS,  FORWARD_ROWS, FORWARD_ROWS,      FORWARD_ROWS, FORWARD_ROWS, FORWARD_RING,
-     FORWARD_ROWS,       FORWARD_ROWS},
-    { FORWARD_ROWS, FORWARD_ROWS, FORWARD_ROWS_MORE, FORWARD_ROWS, FORWARD_ROWS, FORWARD_ROWS,
-     FORWARD_RING_TWICE, FORWARD_ROWS},
+/* The product's form of each class: [with a mean][with a residual]. Measured on one H200, us by rows and by the form: RMSNorm of
+ * 4096 x 5120 29.0, 25.8; LayerNorm of 65536 x 1024 77.8, 75.2, of 32768 x 2048 84.5, 75.4, of 8192 x 5120 64.5, 52.0, of 4096
+ * x 8192 44.3, 42.5, with a residual 75.2, 73.1. Rows were the best or within 2 % of it in the other cases of 1024 to 8192
+ * columns, and where statistics alone are wanted (LayerNorm of 4096 x 8192 21.6, two blocks of rings 31.4). Classes of 256,
+ * 512 and 16384 have not been measured. */
+constexpr norm_forward_form NORM_FORWARD_FORM[2][2][NORM_CLASS_COUNT] = {
+    {{ FORWARD_ROWS, FORWARD_ROWS, FORWARD_ROWS, FORWARD_ROWS, FORWARD_ROWS, FORWARD_RING,
+        FORWARD_ROWS, FORWARD_ROWS },
+     { FORWARD_ROWS, FORWARD_ROWS, FORWARD_ROWS, FORWARD_ROWS, FORWARD_ROWS, FORWARD_RING,
+        FORWARD_ROWS, FORWARD_ROWS }     },
+    { { FORWARD_ROWS, FORWARD_ROWS, FORWARD_ROWS_MORE, FORWARD_RING, FORWARD_ROWS, FORWARD_RING,
+        FORWARD_RING_TWICE, FORWARD_ROWS },
+     { FORWARD_ROWS, FORWARD_ROWS, FORWARD_ROWS_MORE, FORWARD_RING, FORWARD_ROWS, FORWARD_RING,
+        FORWARD_ROWS_MORE, FORWARD_ROWS }},
 };
 
-/* Without and with a mean or dbeta. Measured on one H200, us by rows and by the form: RMSNorm of 65536 x 1024 127, 119; of
- * 16384 x 4096 130, 104, with a gradient of s beside 182, 137; of 4096 x 8192 76.5, 59.7. LayerNorm of the same 138, 116; 138,
- * 109; 86.4, 65.4. The other classes have not been measured. */
+/* Without and with a mean or dbeta. Measured on one H200, us by rows and by the form: RMSNorm of 131072 x 256 62.5, 58.9; of
+ * 131072 x 512 118, 115; of 65536 x 1024 127, 115; of 32768 x 2048 130, 116; of 16384 x 4096 130, 105, with a gradient of s
+ * beside 182, 137; of 8192 x 5120 107, 73; of 4096 x 8192 76.5, 60.9. LayerNorm of the same 66, 60; 124, 117; 138, 116; 138,
+ * 108; 139, 111; 118, 74; 86.4, 66.5. Rows of 16384 have no other form. */
 constexpr norm_backward_form NORM_BACKWARD_FORM[2][NORM_CLASS_COUNT] = {
-    {BACKWARD_ROWS,  BACKWARD_ROWS, BACKWARD_RING_TEAMS, BACKWARD_ROWS, BACKWARD_RING_TEAMS,
-     BACKWARD_ROWS, BACKWARD_RING, BACKWARD_ROWS},
-    { BACKWARD_ROWS, BACKWARD_ROWS, BACKWARD_RING_TEAMS, BACKWARD_ROWS, BACKWARD_RING,
-     BACKWARD_ROWS, BACKWARD_RING, BACKWARD_ROWS},
+    {BACKWARD_RING,  BACKWARD_RING, BACKWARD_RING_TEAMS, BACKWARD_RING, BACKWARD_RING_TEAMS,
+     BACKWARD_RING, BACKWARD_RING, BACKWARD_ROWS},
+    { BACKWARD_RING, BACKWARD_RING, BACKWARD_RING_TEAMS, BACKWARD_RING, BACKWARD_RING,
+     BACKWARD_RING, BACKWARD_RING, BACKWARD_ROWS},
 };
+
+/* Blocks that stay and have fewer rounds than this do not pay: RMSNorm of 2048 x 1024, which is one, takes 5.5 us by rows and
+ * 7.2 by a ring. */
+constexpr uint64_t NORM_ROUNDS = 4;
 
 constexpr size_t NORM_RING_MOST = 200 * 1024;    /* of a multiprocessor's shared memory */
 constexpr size_t NORM_BEFORE_EARLY = 163 * 1024; /* a block's most before compute capability 9 */
@@ -122,7 +133,7 @@ template <norm_forward_form Form, unsigned Columns, bool Layer, bool Residual>
 constexpr norm_kernel choose_forward()
 {
     constexpr bool ring = Form == FORWARD_RING, twice = Form == FORWARD_RING_TWICE;
-    constexpr bool more = Form == FORWARD_ROWS_MORE;
+    constexpr bool more = Form == FORWARD_ROWS_MORE, wide = Form == FORWARD_ROWS_WIDE;
 
     if constexpr (ring && Columns == 1024)
         return forward_ring<norm_ring<32, 16, 4, 1, Residual ? 3 : 5>, 1, Layer, Residual>();
@@ -142,6 +153,12 @@ constexpr norm_kernel choose_forward()
         return forward_ring<norm_ring<384, 1, 2, 1, 4>, 2, Layer, Residual>();
     else if constexpr (twice && Columns == 8192)
         return forward_ring<norm_ring<512, 1, 2, 1, 3>, 2, Layer, Residual>();
+    else if constexpr (wide && Columns == 1024)
+        return forward_rows<128, 1, Layer, 2, 8, true>();
+    else if constexpr (wide && Columns == 2048)
+        return forward_rows<256, 1, Layer, 1, 6, true>();
+    else if constexpr (wide && Columns == 4096)
+        return forward_rows<512, 1, Layer, 1, 3, true>();
     else if constexpr (more && Columns == 1024)
         return forward_rows<32, 4, Layer, 4, 5, true>();
     else if constexpr (more && Columns == 4096)

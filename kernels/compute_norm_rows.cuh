@@ -13,7 +13,7 @@
 constexpr uint64_t NORM_ROWS_MOST = 512 * 4 * 8;
 
 template <unsigned Lanes> struct norm_team {
-    static constexpr unsigned threads = Lanes < LK_BLOCK ? LK_BLOCK : Lanes;
+    static constexpr unsigned threads = Lanes == 32 ? LK_BLOCK : Lanes;
     static constexpr unsigned count = threads / Lanes;
     static constexpr unsigned warps = Lanes / 32;
 };
