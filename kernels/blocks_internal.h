@@ -70,19 +70,43 @@ struct lk_undo_launch {
 
 int lk_run_undo(const struct lk_undo_launch *launch, void *stream);
 
-/* Rows of partial sums of a sum over the rows of a matrix. */
-#define LK_FOLD_PARTIALS UINT64_C(528)
+/* Sums over the rows of a matrix: a block takes LK_FOLD_COLUMNS columns of every so many rows, LK_FOLD_SLICES of them at a
+ * time, and writes a row of partial sums. */
+#define LK_FOLD_COLUMNS UINT64_C(256)
+#define LK_FOLD_SLICES  UINT64_C(8)
+
+/* How many of these rows: blocks that find room at once, and four rows of each slice where there are fewer. */
+static inline uint32_t lk_fold_partials(uint64_t rows, uint64_t columns)
+{
+    uint64_t across = (columns + LK_FOLD_COLUMNS - 1) / LK_FOLD_COLUMNS;
+    uint64_t most = across && across < 528 ? 528 / across : 1; /* a query may have no columns */
+    uint64_t wanted = (rows + 4 * LK_FOLD_SLICES - 1) / (4 * LK_FOLD_SLICES);
+
+    return (uint32_t)(wanted < most ? wanted : most);
+}
 
 struct lk_fold_launch {
     struct lk_fold fold;
-    struct lk_fold_grads grads;
-    uint16_t *folded; /* forward */
-    uint64_t stride;  /* of dfolded */
+    struct lk_fold_grads grads; /* dgamma NULL: partial sums are left as they are */
+    uint16_t *folded;           /* forward */
+    uint64_t stride;            /* of dfolded */
     uint32_t wide;
     uint32_t partials; /* rows of partial sums, each of `columns` rounded up to 8; 0: no sum */
     uint32_t plain;    /* the sum of dfolded alone: there is no weight */
 };
 
+/* y = (x - mean) * rstd * gamma + beta of all rows, of which everything is aligned to groups, and beside it the partial sums
+ * of `sum`, if that has some. */
+struct lk_apply_launch {
+    struct lk_norm norm; /* its statistics are read */
+    const uint16_t *x;
+    uint64_t x_stride;
+    uint16_t *y; /* NULL: none */
+    uint64_t y_stride;
+    struct lk_fold_launch sum;
+};
+
+int lk_run_apply(const struct lk_apply_launch *launch, void *stream);
 int lk_run_fold_forward(const struct lk_fold_launch *launch, void *stream);
 int lk_run_fold_backward(const struct lk_fold_launch *launch, void *stream);
 

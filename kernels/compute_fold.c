@@ -34,14 +34,10 @@ static bool is_wide(const struct lk_fold *fold)
            ((uintptr_t)fold->weight | (uintptr_t)fold->gamma) % 16 == 0;
 }
 
-static uint32_t partial_rows(uint64_t rows)
-{
-    return (uint32_t)(rows < LK_FOLD_PARTIALS ? rows : LK_FOLD_PARTIALS);
-}
-
 LK_API size_t lk_fold_workspace_bytes(const struct lk_fold *fold)
 {
-    return partial_rows(fold->rows) * ((fold->columns + 7) / 8) * 8 * sizeof(float);
+    return lk_fold_partials(fold->rows, fold->columns) * ((fold->columns + 7) / 8) * 8 *
+           sizeof(float);
 }
 
 LK_API int lk_fold_forward(const struct lk_fold *fold, void *folded, void *stream)
@@ -81,7 +77,7 @@ LK_API int lk_fold_backward(const struct lk_fold *fold, const struct lk_fold_gra
         .grads = *grads,
         .stride = fold->columns,
         .wide = is_wide(fold) && ((uintptr_t)grads->dfolded | (uintptr_t)grads->dweight) % 16 == 0,
-        .partials = grads->dgamma ? partial_rows(fold->rows) : 0,
+        .partials = grads->dgamma ? lk_fold_partials(fold->rows, fold->columns) : 0,
     };
     return grads->dgamma || (grads->dweight && fold->rows) ? lk_run_fold_backward(&launch, stream)
                                                            : 0;

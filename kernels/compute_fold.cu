@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Passes over matrices on the device. Sums over rows: a block takes 256 groups of columns and every so many rows, a
- * second launch adds up what the blocks found.
+ * Passes over matrices on the device. Sums over rows: a warp takes 32 groups of columns and every so many rows, a block adds
+ * up its warps', and a second launch what the blocks found.
  */
 #include "kernels/compute_device.cuh"
 #include "kernels/compute_fold.h"
@@ -16,15 +16,75 @@ __global__ void __launch_bounds__(LK_BLOCK, 4)
     fold_forward_thread(&launch, blockIdx.x, threadIdx.x, blockDim.x, Width);
 }
 
-/* x: groups of columns; y: rows. */
-template <lk_width Width>
+/* A block of a sum: LK_FOLD_COLUMNS columns, LK_FOLD_SLICES slices of rows. `nth` of `of` rows of partial sums; without
+ * partial sums the slices of so many blocks. */
+template <lk_width Width, bool Plain>
+__device__ __forceinline__ void fold_block(const lk_fold_launch &launch, uint64_t across,
+                                           uint64_t nth, uint64_t of)
+{
+    __shared__ float slices[LK_FOLD_SLICES][LK_FOLD_COLUMNS];
+    unsigned lane = threadIdx.x % 32, slice = threadIdx.x / 32;
+    uint64_t groups = fold_groups(launch.fold.columns), group = across * 32 + lane;
+    uint64_t first = nth * LK_FOLD_SLICES + slice, every = of * LK_FOLD_SLICES;
+    float parts[LK_FOLD_SLICES], mine[8] = { 0 };
+
+    if (group < groups && Plain)
+        fold_sum_rows(&launch, group, first, every, Width, mine);
+    else if (group < groups)
+        fold_backward_rows(&launch, group, first, every, Width, mine);
+    if (!launch.partials)
+        return;
+#pragma unroll
+    for (unsigned i = 0; i < 8; i += 4)
+        *reinterpret_cast<float4 *>(&slices[slice][8 * lane + i]) = make_float4(
+            mine[i], mine[i + 1], mine[i + 2], mine[i + 3]);
+    __syncthreads();
+    if (across * LK_FOLD_COLUMNS + threadIdx.x >= 8 * groups)
+        return;
+#pragma unroll
+    for (unsigned i = 0; i < LK_FOLD_SLICES; i++)
+        parts[i] = slices[i][threadIdx.x];
+    static_cast<float *>(
+        launch.grads.workspace)[nth * 8 * groups + across * LK_FOLD_COLUMNS + threadIdx.x] =
+        fold_column_sum(parts);
+}
+
+/* x: columns; y: rows. */
+template <lk_width Width, bool Plain>
 __global__ void __launch_bounds__(LK_BLOCK, 4)
     fold_backward_kernel(const __grid_constant__ lk_fold_launch launch)
 {
-    uint64_t group = uint64_t{ blockIdx.x } * blockDim.x + threadIdx.x;
+    fold_block<Width, Plain>(launch, blockIdx.x, blockIdx.y, gridDim.y);
+}
 
-    if (group < fold_groups(launch.fold.columns))
-        fold_backward_thread(&launch, group, blockIdx.y, gridDim.y, Width);
+constexpr unsigned APPLY_GROUPS = 4; /* of a thread */
+
+/* Blocks of the sum, then those of y. */
+template <lk_width Width>
+__global__ void __launch_bounds__(LK_BLOCK, 4)
+    apply_kernel(const __grid_constant__ lk_apply_launch launch)
+{
+    unsigned across = static_cast<unsigned>((launch.sum.fold.columns + LK_FOLD_COLUMNS - 1) /
+                                            LK_FOLD_COLUMNS);
+    unsigned sums = across * launch.sum.partials;
+
+    if (blockIdx.x < sums) {
+        fold_block<Width, true>(launch.sum, blockIdx.x % across, blockIdx.x / across,
+                                launch.sum.partials);
+        return;
+    }
+    uint64_t groups = launch.norm.columns / 8, all = groups * launch.norm.rows;
+    uint64_t at = (blockIdx.x - sums) * LK_BLOCK * APPLY_GROUPS + threadIdx.x;
+
+#pragma unroll
+    for (unsigned g = 0; g < APPLY_GROUPS; g++, at += LK_BLOCK) {
+        /* of few enough groups a division of 32 bits does */
+        uint64_t row = all >> 32 ? at / groups
+                                 : static_cast<uint32_t>(at) / static_cast<uint32_t>(groups);
+
+        if (at < all)
+            apply_group(&launch, row, 8 * (at - row * groups));
+    }
 }
 
 /* 32 columns a block, 8 threads each. */
@@ -53,6 +113,12 @@ __global__ void __launch_bounds__(LK_BLOCK, 4)
     undo_thread(&launch, blockIdx.x, threadIdx.x, blockDim.x, Width);
 }
 
+/* [wide][plain] */
+void (*const backward_kernels[2][2])(lk_fold_launch) = {
+    {fold_backward_kernel<LK_SINGLE, false>, fold_backward_kernel<LK_SINGLE, true>},
+    { fold_backward_kernel<LK_WHOLE, false>, fold_backward_kernel<LK_WHOLE,  true>},
+};
+
 template <typename Launch>
 int run(void (*kernel)(Launch), const Launch *launch, dim3 grid, unsigned threads, void *stream)
 {
@@ -60,6 +126,12 @@ int run(void (*kernel)(Launch), const Launch *launch, dim3 grid, unsigned thread
 
     return cudaLaunchKernel(reinterpret_cast<const void *>(kernel), grid, dim3(threads), args, 0,
                             static_cast<cudaStream_t>(stream));
+}
+
+int run_columns(const lk_fold_launch *launch, void *stream)
+{
+    return run(fold_columns_kernel, launch,
+               dim3(static_cast<unsigned>((launch->fold.columns + 31) / 32)), LK_BLOCK, stream);
 }
 
 } // namespace
@@ -73,23 +145,30 @@ extern "C" int lk_run_fold_forward(const lk_fold_launch *launch, void *stream)
 
 extern "C" int lk_run_fold_backward(const lk_fold_launch *launch, void *stream)
 {
-    uint64_t groups = fold_groups(launch->fold.columns);
-    unsigned threads = lk_row_threads(launch->fold.columns);
+    uint64_t across = (launch->fold.columns + LK_FOLD_COLUMNS - 1) / LK_FOLD_COLUMNS;
     uint64_t rows = launch->partials;
     int err = 0;
 
     if (!rows) /* nothing is summed: as many rows at once as there are */
-        rows = launch->fold.rows < 65535 ? launch->fold.rows : 65535;
+        rows = (launch->fold.rows + LK_FOLD_SLICES - 1) / LK_FOLD_SLICES;
+    rows = rows < 65535 ? rows : 65535;
     if (launch->fold.rows)
-        err = run(launch->wide ? fold_backward_kernel<LK_WHOLE> : fold_backward_kernel<LK_SINGLE>,
-                  launch,
-                  dim3(static_cast<unsigned>((groups + threads - 1) / threads),
-                       static_cast<unsigned>(rows)),
-                  threads, stream);
-    if (err || !launch->grads.dgamma)
-        return err;
-    return run(fold_columns_kernel, launch,
-               dim3(static_cast<unsigned>((launch->fold.columns + 31) / 32)), LK_BLOCK, stream);
+        err = run(backward_kernels[launch->wide][launch->plain], launch,
+                  dim3(static_cast<unsigned>(across), static_cast<unsigned>(rows)), LK_BLOCK,
+                  stream);
+    return err || !launch->grads.dgamma ? err : run_columns(launch, stream);
+}
+
+extern "C" int lk_run_apply(const lk_apply_launch *launch, void *stream)
+{
+    uint64_t across = (launch->sum.fold.columns + LK_FOLD_COLUMNS - 1) / LK_FOLD_COLUMNS;
+    uint64_t groups = launch->norm.rows * (launch->norm.columns / 8), of = LK_BLOCK * APPLY_GROUPS;
+    uint64_t blocks = across * launch->sum.partials + (launch->y ? (groups + of - 1) / of : 0);
+
+    int err = run(launch->sum.wide ? apply_kernel<LK_WHOLE> : apply_kernel<LK_SINGLE>, launch,
+                  dim3(static_cast<unsigned>(blocks)), LK_BLOCK, stream);
+
+    return err || !launch->sum.grads.dgamma ? err : run_columns(&launch->sum, stream);
 }
 
 extern "C" int lk_run_undo(const lk_undo_launch *launch, void *stream)
@@ -102,8 +181,12 @@ extern "C" int lk_load_fold(void)
 {
     const void *kernels[] = { reinterpret_cast<const void *>(fold_forward_kernel<LK_WHOLE>),
                               reinterpret_cast<const void *>(fold_forward_kernel<LK_SINGLE>),
-                              reinterpret_cast<const void *>(fold_backward_kernel<LK_WHOLE>),
-                              reinterpret_cast<const void *>(fold_backward_kernel<LK_SINGLE>),
+                              reinterpret_cast<const void *>(backward_kernels[0][0]),
+                              reinterpret_cast<const void *>(backward_kernels[0][1]),
+                              reinterpret_cast<const void *>(backward_kernels[1][0]),
+                              reinterpret_cast<const void *>(backward_kernels[1][1]),
+                              reinterpret_cast<const void *>(apply_kernel<LK_WHOLE>),
+                              reinterpret_cast<const void *>(apply_kernel<LK_SINGLE>),
                               reinterpret_cast<const void *>(fold_columns_kernel),
                               reinterpret_cast<const void *>(undo_kernel<LK_WHOLE>),
                               reinterpret_cast<const void *>(undo_kernel<LK_SINGLE>) };

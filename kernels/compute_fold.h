@@ -7,7 +7,7 @@
 #define LK_COMPUTE_FOLD_H
 
 #include "kernels/blocks_internal.h"
-#include "kernels/compute_access.h"
+#include "kernels/compute_norm.h"
 
 /* Eight elements of a matrix in either type. */
 LK_INLINE void fold_read(const void *base, enum lk_type type, uint64_t row_at, uint64_t at,
@@ -90,21 +90,41 @@ LK_INLINE uint64_t fold_groups(uint64_t columns)
     return (columns + 7) / 8;
 }
 
-/* Every so many rows, from `first`, of one group of columns; the sums go to that row of partial sums. */
-LK_INLINE void fold_backward_thread(const struct lk_fold_launch *launch, uint64_t group,
-                                    uint64_t first, uint64_t every, enum lk_width width)
+/* Every so many rows, from `first`, of one group of columns. */
+LK_INLINE void fold_backward_rows(const struct lk_fold_launch *launch, uint64_t group,
+                                  uint64_t first, uint64_t every, enum lk_width width,
+                                  float sums[8])
 {
-    float *partial = (float *)launch->grads.workspace;
-    float sums[8] = { 0 };
-
     for (uint64_t row = first; row < launch->fold.rows; row += every)
         fold_backward_group(launch, row, 8 * group, width, sums);
-    if (!launch->partials)
-        return;
-    partial += (first * fold_groups(launch->fold.columns) + group) * 8;
-    LK_UNROLL
-    for (size_t i = 0; i < 8; i++)
-        partial[i] = sums[i];
+}
+
+/* The same of a sum of dfolded alone in bf16, where four rows are under way together. */
+LK_INLINE void fold_sum_rows(const struct lk_fold_launch *launch, uint64_t group, uint64_t first,
+                             uint64_t every, enum lk_width width, float sums[8])
+{
+    const uint16_t *from = (const uint16_t *)launch->grads.dfolded;
+    const struct lk_fold *fold = &launch->fold;
+
+    for (uint64_t row = first; row < fold->rows; row += 4 * every) {
+        float values[4][8];
+
+        LK_UNROLL
+        for (size_t j = 0; j < 4; j++) {
+            LK_UNROLL
+            for (size_t i = 0; i < 8; i++)
+                values[j][i] = 0;
+            if (row + j * every < fold->rows)
+                read8_bf16(from + (row + j * every) * launch->stride, 8 * group, fold->columns,
+                           width, values[j]);
+        }
+        LK_UNROLL
+        for (size_t j = 0; j < 4; j++) {
+            LK_UNROLL
+            for (size_t i = 0; i < 8; i++)
+                sums[i] += values[j][i];
+        }
+    }
 }
 
 /* One of eight parts of a column's sum over the partial rows. */
@@ -115,6 +135,9 @@ LK_INLINE float fold_column_part(const struct lk_fold_launch *launch, uint64_t c
     const float *at = (const float *)launch->grads.workspace + column;
     float sum = 0;
 
+#ifdef __CUDA_ARCH__
+#pragma unroll 8
+#endif
     for (uint64_t row = part; row < launch->partials; row += 8)
         sum += at[row * width];
     return sum;
@@ -124,6 +147,24 @@ LK_INLINE float fold_column_sum(const float parts[8])
 {
     return ((parts[0] + parts[1]) + (parts[2] + parts[3])) +
            ((parts[4] + parts[5]) + (parts[6] + parts[7]));
+}
+
+/* ---- y anew ---- */
+
+/* A group of columns of a row, all of it aligned; as the kernels of norms make it. */
+LK_INLINE void apply_group(const struct lk_apply_launch *launch, uint64_t row, uint64_t at)
+{
+    const struct lk_norm *norm = &launch->norm;
+    float mean = norm->kind == LK_LAYER_NORM ? norm->mean[row] : 0, rstd = norm->rstd[row];
+    float x[8], gamma[8], beta[8];
+
+    unpack_group(load_group(launch->x + row * launch->x_stride, at, norm->columns, LK_WHOLE), x);
+    norm_weights(norm, norm->gamma, at, LK_WHOLE, 1, norm->gamma_offset, gamma);
+    norm_weights(norm, norm->beta, at, LK_WHOLE, 0, 0, beta);
+    LK_UNROLL
+    for (size_t i = 0; i < 8; i++)
+        x[i] = fmaf((x[i] - mean) * rstd, gamma[i], beta[i]);
+    store_group(launch->y + row * launch->y_stride, at, norm->columns, LK_WHOLE, pack_group(x));
 }
 
 /* A row of the norm's part of dx. */

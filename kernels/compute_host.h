@@ -30,4 +30,7 @@ static inline void host_use_scale(const struct lk_scale *scale)
     host_use_optional(scale->device_value, scale->type == LK_FP32 ? 4 : 2, false);
 }
 
+/* As lk_norm_forward(), at once. */
+void host_norm_forward(const struct lk_norm_launch *launch);
+
 #endif

@@ -75,15 +75,36 @@ static void run_fold_forward(void *arg)
         fold_forward_thread(launch, row, 0, 1, launch->wide ? LK_WHOLE : LK_SINGLE);
 }
 
+/* A block's row of partial sums, in the order of the device. */
+static void fold_block(const struct lk_fold_launch *launch, uint64_t nth, uint64_t of)
+{
+    uint64_t groups = fold_groups(launch->fold.columns);
+    enum lk_width width = launch->wide ? LK_WHOLE : LK_SINGLE;
+
+    for (uint64_t group = 0; group < groups; group++) {
+        float slices[LK_FOLD_SLICES][8] = { { 0 } }, parts[LK_FOLD_SLICES];
+
+        for (uint64_t s = 0; s < LK_FOLD_SLICES; s++)
+            fold_backward_rows(launch, group, nth * LK_FOLD_SLICES + s, of * LK_FOLD_SLICES, width,
+                               slices[s]);
+        for (uint64_t i = 0; launch->partials && i < 8; i++) {
+            for (uint64_t s = 0; s < LK_FOLD_SLICES; s++)
+                parts[s] = slices[s][i];
+            ((float *)launch->grads.workspace)[(nth * groups + group) * 8 + i] = fold_column_sum(
+                parts);
+        }
+    }
+}
+
 static void run_fold_backward(void *arg)
 {
     const struct lk_fold_launch *launch = arg;
     const struct lk_fold *fold = &launch->fold;
     const struct lk_fold_grads *grads = &launch->grads;
-    uint64_t groups = fold_groups(fold->columns), every = launch->partials;
+    uint64_t groups = fold_groups(fold->columns), blocks = launch->partials;
 
-    if (!every)
-        every = fold->rows;
+    if (!blocks)
+        blocks = (fold->rows + LK_FOLD_SLICES - 1) / LK_FOLD_SLICES;
     use_matrix(grads->dfolded, launch->stride, fold->rows, fold->columns, grads->grad_type, false);
     if (grads->dweight) {
         use_matrix(fold->gamma, 0, 1, fold->columns, fold->gamma_type, false);
@@ -95,9 +116,8 @@ static void run_fold_backward(void *arg)
                    false);
         host_use(grads->workspace, launch->partials * groups * 8 * sizeof(float), true);
     }
-    for (uint64_t first = 0; first < every; first++)
-        for (uint64_t group = 0; group < groups; group++)
-            fold_backward_thread(launch, group, first, every, launch->wide ? LK_WHOLE : LK_SINGLE);
+    for (uint64_t nth = 0; nth < blocks; nth++)
+        fold_block(launch, nth, blocks);
     if (!grads->dgamma)
         return;
     host_use(grads->dgamma, fold->columns * sizeof(float), true);
@@ -119,6 +139,38 @@ int lk_run_fold_backward(const struct lk_fold_launch *launch, void *stream)
 {
     return lk_compute_submit(stream, "lk_fold_backward", run_fold_backward, launch,
                              sizeof(*launch));
+}
+
+/* y has forward's bits, which here depend on more than the statistics that are stored: they are made once more, row by row. */
+static void run_apply(void *arg)
+{
+    const struct lk_apply_launch *launch = arg;
+    struct lk_fold_launch sum = launch->sum;
+    float mean, rstd;
+
+    if (sum.partials)
+        run_fold_backward(&sum);
+    host_use(launch->norm.rstd, launch->norm.rows * 4, false);
+    for (uint64_t row = 0; row < launch->norm.rows; row++) {
+        struct lk_norm_launch again = {
+            .norm = launch->norm,
+            .forward = {.x = launch->x + row * launch->x_stride,
+                        .x_stride = launch->x_stride,
+                        .y = launch->y + row * launch->y_stride,
+                        .y_stride = launch->y_stride},
+            .wide = 1,
+        };
+
+        again.norm.rows = 1;
+        again.norm.mean = &mean;
+        again.norm.rstd = &rstd;
+        host_norm_forward(&again);
+    }
+}
+
+int lk_run_apply(const struct lk_apply_launch *launch, void *stream)
+{
+    return lk_compute_submit(stream, "lk_norm_apply", run_apply, launch, sizeof(*launch));
 }
 
 static void run_undo(void *arg)

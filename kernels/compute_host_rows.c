@@ -123,9 +123,8 @@ static void norm_row_forward(const struct lk_norm_launch *launch, uint64_t r)
         norm_apply_thread(norm, &row, found, t, threads, width);
 }
 
-static void run_norm_forward(void *arg)
+void host_norm_forward(const struct lk_norm_launch *launch)
 {
-    const struct lk_norm_launch *launch = arg;
     const struct lk_norm *norm = &launch->norm;
     const struct lk_norm_forward *f = &launch->forward;
 
@@ -136,6 +135,11 @@ static void run_norm_forward(void *arg)
     use_optional_matrix(f->y, f->y_stride, norm->rows, norm->columns, true);
     for (uint64_t r = 0; r < norm->rows; r++)
         norm_row_forward(launch, r);
+}
+
+static void run_norm_forward(void *arg)
+{
+    host_norm_forward(arg);
 }
 
 static void norm_row_backward(const struct lk_norm_launch *launch, uint64_t r, float *partial)
@@ -170,6 +174,22 @@ static void norm_columns(const struct lk_norm_launch *launch, float *out, bool b
     }
 }
 
+static void add_also(const struct lk_column_sums *also)
+{
+    if (!also->out)
+        return;
+    if (also->rows)
+        host_use(also->partials, also->rows * also->stride * 4, false);
+    host_use(also->out, also->columns * 4, true);
+    for (uint64_t column = 0; column < also->columns; column++) {
+        float parts[LK_NORM_PARTS];
+
+        for (uint64_t part = 0; part < LK_NORM_PARTS; part++)
+            parts[part] = norm_also_part(also, column, part);
+        also->out[column] = norm_column_sum(parts);
+    }
+}
+
 static void run_norm_backward(void *arg)
 {
     const struct lk_norm_launch *launch = arg;
@@ -197,6 +217,7 @@ static void run_norm_backward(void *arg)
     }
     norm_columns(launch, b->dgamma, false);
     norm_columns(launch, b->dbeta, true);
+    add_also(&launch->also);
 }
 
 int lk_run_norm_forward(const struct lk_norm_launch *launch, void *stream)

@@ -85,10 +85,19 @@ int lk_run_swiglu_backward(const struct lk_swiglu_launch *launch, void *stream);
 #define LK_NORM_PARTIALS UINT64_C(264)
 #define LK_NORM_PARTS    16
 
+/* A matrix of partial sums whose rows are added up beside those of dgamma and dbeta. */
+struct lk_column_sums {
+    const float *partials;
+    float *out; /* NULL: none */
+    uint64_t columns, stride;
+    uint32_t rows;
+};
+
 struct lk_norm_launch {
     struct lk_norm norm;
     struct lk_norm_forward forward;
     struct lk_norm_backward backward;
+    struct lk_column_sums also; /* of a backward with dgamma or dbeta */
     uint32_t wide;
     uint32_t
         partials; /* rows of partial sums in the workspace (norm_slot()), each of 16 floats per group; 0: not wanted */
@@ -96,6 +105,10 @@ struct lk_norm_launch {
 
 int lk_run_norm_forward(const struct lk_norm_launch *launch, void *stream);
 int lk_run_norm_backward(const struct lk_norm_launch *launch, void *stream);
+
+/* lk_norm_backward() of a call that wants dgamma or dbeta, and other sums made in their launch. */
+int lk_norm_backward_beside(const struct lk_norm *norm, const struct lk_norm_backward *backward,
+                            const struct lk_column_sums *also, void *stream);
 
 /* ---- rows of tokens to experts ---- */
 

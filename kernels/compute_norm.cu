@@ -74,13 +74,15 @@ __global__ void __launch_bounds__(LK_BLOCK, 4)
         workspace[i] = partial[i];
 }
 
-/* 32 columns a block, LK_NORM_PARTS threads each; blocks of the second half of the grid make dbeta. */
+/* 32 columns a block, LK_NORM_PARTS threads each. Rows of the grid: dgamma, dbeta, other sums, as far as they are wanted. */
 __global__ void __launch_bounds__(32 * LK_NORM_PARTS)
     norm_columns_kernel(const __grid_constant__ lk_norm_launch launch)
 {
     __shared__ float parts[LK_NORM_PARTS][32];
+    bool also = launch.also.out && blockIdx.y + 1 == gridDim.y;
     bool beta = blockIdx.y == 1 || !launch.backward.dgamma;
-    float *out = beta ? launch.backward.dbeta : launch.backward.dgamma;
+    float *out = also ? launch.also.out : beta ? launch.backward.dbeta : launch.backward.dgamma;
+    uint64_t columns = also ? launch.also.columns : launch.norm.columns;
     unsigned mine = threadIdx.x % 32, part = threadIdx.x / 32;
     uint64_t column = uint64_t{ blockIdx.x } * 32 + mine;
     float all[LK_NORM_PARTS];
@@ -88,10 +90,11 @@ __global__ void __launch_bounds__(32 * LK_NORM_PARTS)
 #if __CUDA_ARCH__ >= 900
     cudaGridDependencySynchronize();
 #endif
-    if (column < launch.norm.columns)
-        parts[part][mine] = norm_column_part(&launch, column, beta, part);
+    if (column < columns)
+        parts[part][mine] = also ? norm_also_part(&launch.also, column, part)
+                                 : norm_column_part(&launch, column, beta, part);
     __syncthreads();
-    if (part || column >= launch.norm.columns)
+    if (part || column >= columns)
         return;
     for (int i = 0; i < LK_NORM_PARTS; i++)
         all[i] = parts[i][mine];
@@ -306,8 +309,13 @@ int run_columns(const lk_norm_launch *launch, bool early, void *stream)
     cudaLaunchAttribute attribute = {};
     cudaLaunchConfig_t config = {};
 
-    config.gridDim = dim3(static_cast<unsigned>((launch->norm.columns + 31) / 32),
-                          !!launch->backward.dgamma + !!launch->backward.dbeta);
+    uint64_t columns = launch->norm.columns;
+
+    if (launch->also.out && launch->also.columns > columns)
+        columns = launch->also.columns;
+    config.gridDim = dim3(static_cast<unsigned>((columns + 31) / 32), !!launch->backward.dgamma +
+                                                                          !!launch->backward.dbeta +
+                                                                          !!launch->also.out);
     config.blockDim = dim3(32 * LK_NORM_PARTS);
     config.stream = static_cast<cudaStream_t>(stream);
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;

@@ -261,6 +261,18 @@ LK_INLINE float norm_column_part(const struct lk_norm_launch *launch, uint64_t c
     return sum;
 }
 
+LK_INLINE float norm_also_part(const struct lk_column_sums *also, uint64_t column, uint64_t part)
+{
+    float sum = 0;
+
+#ifdef __CUDA_ARCH__
+#pragma unroll 4
+#endif
+    for (uint64_t row = part; row < also->rows; row += LK_NORM_PARTS)
+        sum += also->partials[row * also->stride + column];
+    return sum;
+}
+
 LK_INLINE float norm_column_sum(float parts[LK_NORM_PARTS])
 {
     LK_UNROLL

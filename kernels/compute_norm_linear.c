@@ -16,6 +16,7 @@ struct memory {
     void *sums; /* workspace of dbias */
     uint64_t chunk;
     bool make_norm, make_y;
+    bool apply; /* y is made of the saved statistics */
 };
 
 static struct lk_norm norm_of(const struct lk_norm_linear *block, float *rstd, float *mean)
@@ -34,22 +35,24 @@ static struct lk_norm norm_of(const struct lk_norm_linear *block, float *rstd, f
     };
 }
 
-/* The sum of the rows of dout. */
+/* The partial sums of the rows of dout; their sums beside those of the norm's columns, or in a launch of their own. */
 static struct lk_fold_launch sum_of(const struct lk_norm_linear *block,
                                     const struct lk_norm_linear_backward *b, void *workspace)
 {
     bool wide = block->columns % LK_VECTOR == 0 && b->dout_stride % LK_VECTOR == 0 &&
                 (uintptr_t)b->dout % 16 == 0;
 
+    if (!b->dbias)
+        return (struct lk_fold_launch){ .fold.columns = block->columns };
     return (struct lk_fold_launch){
-        .fold = {.rows = block->rows, .columns = block->columns},
+        .fold = {.rows = block->rows,                               .columns = block->columns},
         .grads = { .grad_type = LK_BF16,
                  .dfolded = b->dout,
-                 .dgamma = b->dbias,
+                 .dgamma = b->dgamma || b->dbeta ? NULL : b->dbias,
                  .workspace = workspace },
         .stride = b->dout_stride,
         .wide = wide,
-        .partials = (uint32_t)(block->rows < LK_FOLD_PARTIALS ? block->rows : LK_FOLD_PARTIALS),
+        .partials = lk_fold_partials(block->rows, block->columns),
         .plain = 1,
     };
 }
@@ -59,6 +62,14 @@ static uint64_t chunk_of(const struct lk_norm_linear *block)
     return block->chunk_rows && block->chunk_rows < block->rows && !block->saved.y
                ? block->chunk_rows
                : block->rows;
+}
+
+/* Whether all of the norm's rows and weights are aligned to groups. */
+static bool is_aligned(const struct lk_norm_linear *block)
+{
+    uintptr_t bits = (uintptr_t)block->x | (uintptr_t)block->gamma | (uintptr_t)block->beta;
+
+    return block->hidden % LK_VECTOR == 0 && block->x_stride % LK_VECTOR == 0 && bits % 16 == 0;
 }
 
 /* Bytes of the workspace. */
@@ -71,20 +82,26 @@ static uint64_t lay_out(const struct lk_blas *blas, const struct lk_norm_linear 
     struct lk_norm norm = norm_of(block, NULL, NULL);
     const struct lk_fold sum = { .rows = block->rows, .columns = block->columns };
     bool make_y = !saved->y && (!backward || backward->dweight);
-    bool statistics = !saved->rstd || (backward && make_y);
+    bool statistics = !saved->rstd || (backward && make_y); /* there is room for them */
+    bool apply = backward && make_y && saved->rstd && is_aligned(block);
 
     *out = (struct memory){
         .rstd = saved->rstd,
         .mean = saved->mean,
         .y = saved->y,
         .chunk = backward ? block->rows : chunk_of(block),
-        .make_norm = !backward || statistics,
+        .make_norm = !backward || (statistics && !apply),
         .make_y = make_y || !backward,
+        .apply = apply,
     };
     out->gemm = lk_take(&arena, true, lk_gemm_workspace_bytes(blas));
     if (statistics) {
         out->rstd = lk_take(&arena, true, block->rows * sizeof(float));
         out->mean = lk_take(&arena, block->kind == LK_LAYER_NORM, block->rows * sizeof(float));
+    }
+    if (apply) {
+        out->rstd = saved->rstd;
+        out->mean = saved->mean;
     }
     if (make_y)
         out->y = lk_take(&arena, true, out->chunk * block->hidden * 2);
@@ -216,13 +233,26 @@ static int make_dweight(struct lk_blas *blas, const struct lk_norm_linear *block
     return lk_gemm_run(blas, &gemm, stream);
 }
 
-static int make_dbias(const struct lk_norm_linear *block, const struct memory *m,
-                      const struct lk_norm_linear_backward *b, void *stream)
+/* What is made of inputs alone: y, if the statistics are there, and the partial sums of dbias. */
+static int make_inputs(const struct lk_norm_linear *block, const struct memory *m,
+                       const struct lk_norm_linear_backward *b, void *stream)
 {
-    struct lk_fold_launch launch = sum_of(block, b, m->sums);
-    int err = b->dbias ? lk_run_fold_backward(&launch, stream) : 0;
+    const struct lk_apply_launch launch = {
+        .norm = norm_of(block, m->rstd, m->mean),
+        .x = block->x,
+        .x_stride = block->x_stride,
+        .y = m->apply ? m->y : NULL,
+        .y_stride = block->hidden,
+        .sum = sum_of(block, b, m->sums),
+    };
+    int err = 0;
 
-    return err ? lk_blas_fail(err, "lk_norm_linear_backward: dbias: %s", lk_error_text(err)) : 0;
+    if (launch.y && block->rows)
+        err = lk_run_apply(&launch, stream);
+    else if (launch.sum.partials || launch.sum.grads.dgamma)
+        err = lk_run_fold_backward(&launch.sum, stream);
+    return err ? lk_blas_fail(err, "lk_norm_linear_backward: y and dbias: %s", lk_error_text(err))
+               : 0;
 }
 
 static int make_dx(struct lk_blas *blas, const struct lk_norm_linear *block, const struct memory *m,
@@ -242,6 +272,14 @@ static int make_dx(struct lk_blas *blas, const struct lk_norm_linear *block, con
         .dbeta = b->dbeta,
         .workspace = m->norm,
     };
+    const struct lk_fold_launch sum = sum_of(block, b, m->sums);
+    const struct lk_column_sums also = {
+        .partials = (const float *)m->sums,
+        .out = sum.grads.dgamma ? NULL : b->dbias,
+        .columns = block->columns,
+        .stride = (block->columns + 7) / 8 * 8,
+        .rows = sum.partials,
+    };
     struct lk_gemm gemm = product(m, blas);
     int err;
 
@@ -257,7 +295,7 @@ static int make_dx(struct lk_blas *blas, const struct lk_norm_linear *block, con
     err = lk_gemm_run(blas, &gemm, stream);
     if (err)
         return err;
-    err = lk_norm_backward(&norm, &backward, stream);
+    err = lk_norm_backward_beside(&norm, &backward, &also, stream);
     return err ? lk_blas_fail(err, "lk_norm_linear_backward: the norm: %s", lk_error_text(err)) : 0;
 }
 
@@ -341,8 +379,8 @@ LK_API int lk_norm_linear_backward(struct lk_blas *blas, const struct lk_norm_li
     if (m.make_norm)
         err = make_norm(call, block, &m, 0, block->rows, stream);
     if (!err)
-        err = make_dweight(blas, block, &m, backward, stream);
+        err = make_inputs(block, &m, backward, stream);
     if (!err)
-        err = make_dbias(block, &m, backward, stream);
+        err = make_dweight(blas, block, &m, backward, stream);
     return err ? err : make_dx(blas, block, &m, backward, stream);
 }

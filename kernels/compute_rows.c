@@ -147,10 +147,10 @@ LK_API int lk_norm_forward(const struct lk_norm *norm, const struct lk_norm_forw
     return norm->rows ? lk_run_norm_forward(&launch, stream) : 0;
 }
 
-LK_API int lk_norm_backward(const struct lk_norm *norm, const struct lk_norm_backward *backward,
-                            void *stream)
+int lk_norm_backward_beside(const struct lk_norm *norm, const struct lk_norm_backward *backward,
+                            const struct lk_column_sums *also, void *stream)
 {
-    struct lk_norm_launch launch = { 0 };
+    struct lk_norm_launch launch = { .also = *also };
 
     if (!good_norm(norm) || !backward || !backward->s || !backward->dy || !backward->dx ||
         !good_floats(backward->dgamma) || !good_floats(backward->dbeta))
@@ -172,4 +172,12 @@ LK_API int lk_norm_backward(const struct lk_norm *norm, const struct lk_norm_bac
         launch.partials = partial_rows(norm);
     }
     return lk_run_norm_backward(&launch, stream);
+}
+
+LK_API int lk_norm_backward(const struct lk_norm *norm, const struct lk_norm_backward *backward,
+                            void *stream)
+{
+    const struct lk_column_sums none = { 0 };
+
+    return lk_norm_backward_beside(norm, backward, &none, stream);
 }

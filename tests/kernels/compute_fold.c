@@ -169,6 +169,7 @@ static void wrong_arguments_are_refused(const struct compute_target *t)
     } while (0)
     REFUSED(call.rows = UINT64_C(1) << 31);
     REFUSED(call.columns = 0);
+    CHECK(t->lib.lk_fold_workspace_bytes(&call) == 0);
     REFUSED(call.weight_type = LK_FP16);
     REFUSED(call.weight = NULL);
     REFUSED(call.gamma = NULL);
