@@ -11,7 +11,7 @@
 #define LC_WAYS_CASES  128
 #define LC_WAYS_FIXED  3                             /* default, again, profile */
 #define LC_WAYS_FIELD  (LC_WAYS_MAX + LC_WAYS_FIXED) /* what one case may measure */
-#define LC_WAYS_ROUNDS 25
+#define LC_WAYS_ROUNDS 40
 #define LC_WAYS_LEAST  5   /* rounds, unless nobody has a chance */
 #define LC_WAYS_WITHIN 2.2 /* of the fastest, by a look or two, which may well be that wrong */
 #define LC_WAYS_NAME   48
@@ -48,6 +48,7 @@ struct lc_ways_entrant {
     enum lc_way_state state;
     double first_us; /* of the first look; 0: none */
     uint64_t choice; /* what NCCL has taken, a word of plugin/tuner/measure.h */
+    int comms;       /* that took turns; 0: 1 */
     int rounds;
     double us[LC_WAYS_ROUNDS];    /* median of each round's samples */
     double ratio[LC_WAYS_ROUNDS]; /* NCCL's default's / it, of each round */
@@ -83,6 +84,17 @@ int lc_way_parse(const char *text,
 int lc_ways_channels(const char *text);
 
 double lc_ways_median(const double *values, int n); /* NaN if there are none */
+
+/* Which communicator a round is of. */
+static inline int lc_ways_turn(int round, int comms)
+{
+    return comms > 1 ? round / 2 % comms
+                     : 0; /* two rounds each, since every other one runs backwards */
+}
+
+/* The middle of an entrant's ratios: of each communicator's own, since they may have other luck each, and a median of all of
+ * them is anywhere between. NaN without rounds. */
+double lc_ways_ratio(const struct lc_ways_entrant *entrant);
 
 /* By how much single rounds are off the medians of their ways, as a standard deviation, in which a few that are far off do not
  * count: of all that had rounds, since each may have had too few to tell. */

@@ -56,10 +56,10 @@ static uint64_t word_of(const struct lc_way *way)
     }
 }
 
-/* Two rounds each, since every other one runs backwards. The wide one is number 1. */
+/* The wide one is number 1. */
 static int comm_of(const struct context *c, const struct lc_way *way)
 {
-    int turn = c->round / 2 % c->job->options->comms;
+    int turn = lc_ways_turn(c->round, c->job->options->comms);
 
     return way->wide ? 1 : turn ? turn + 1 : 0;
 }
@@ -316,6 +316,7 @@ static int round_of_turns(struct context *c, const struct plan *plan, int round,
         e->state = LC_WAY_MEASURED;
         e->ratio[round] = e->us[round] > 0 ? base / e->us[round] : 1;
         e->rounds = round + 1;
+        e->comms = c->job->options->comms;
     }
     return 0;
 }

@@ -51,6 +51,27 @@ double lc_ways_median(const double *values, int n)
     return lc_bench_percentile(copy, (size_t)n, 50);
 }
 
+double lc_ways_ratio(const struct lc_ways_entrant *entrant)
+{
+    int comms = entrant->comms > 1 ? entrant->comms : 1;
+    double sum = 0;
+    int seen = 0;
+
+    for (int comm = 0; comm < comms; comm++) {
+        double own[LC_WAYS_ROUNDS];
+        int n = 0;
+
+        for (int i = 0; i < entrant->rounds; i++) {
+            if (lc_ways_turn(i, comms) == comm)
+                own[n++] = entrant->ratio[i];
+        }
+        if (n)
+            sum += lc_ways_median(own, n);
+        seen += n > 0;
+    }
+    return seen ? sum / seen : lc_ways_median(entrant->ratio, 0);
+}
+
 static bool is_odd_middle(const struct lc_ways_entrant *entrant, double off)
 {
     return off == 0 && (entrant->rounds & 1); /* it is the median, and says nothing */
@@ -64,7 +85,7 @@ static double middle_of(double *off, size_t n)
 
 static size_t add_offs(const struct lc_ways_entrant *entrant, double *off)
 {
-    double median = lc_ways_median(entrant->ratio, entrant->rounds);
+    double median = lc_ways_ratio(entrant);
     size_t n = 0;
 
     for (int i = 0; i < entrant->rounds && median > 0; i++) {
@@ -91,7 +112,7 @@ double lc_ways_noise(const struct lc_ways_entrant *field, int n)
 void lc_ways_bounds(const struct lc_ways_entrant *entrant, double noise, double *low, double *high)
 {
     double off[LC_WAYS_ROUNDS];
-    double median = lc_ways_median(entrant->ratio, entrant->rounds);
+    double median = lc_ways_ratio(entrant);
     double own = OWN * middle_of(off, add_offs(entrant, off));
     double error = 1 + SURE * MEDIAN * fmax(own, noise) / sqrt(entrant->rounds);
 
@@ -158,7 +179,7 @@ static void drop_clear(struct lc_ways_entrant *field, int n, bool *in)
         if (!in[i])
             continue;
         lc_ways_bounds(&field[i], noise, &low, &high);
-        median = lc_ways_median(field[i].ratio, field[i].rounds);
+        median = lc_ways_ratio(&field[i]);
         if (median > best) {
             best = median;
             best_low = low;
@@ -170,7 +191,7 @@ static void drop_clear(struct lc_ways_entrant *field, int n, bool *in)
         if (!in[i] || is_fixed(&field[i]))
             continue;
         lc_ways_bounds(&field[i], noise, &low, &high);
-        if (high < best_low && lc_ways_median(field[i].ratio, field[i].rounds) * CLOSE < best)
+        if (high < best_low && lc_ways_ratio(&field[i]) * CLOSE < best)
             take_out(&field[i], &in[i]);
     }
 }
@@ -186,8 +207,7 @@ static void drop_last(struct lc_ways_entrant *field, int n, int most, bool *in)
 
         for (int i = 0; i < n; i++) {
             if (in[i] && !is_fixed(&field[i]) &&
-                (worst < 0 || lc_ways_median(field[i].ratio, field[i].rounds) <
-                                  lc_ways_median(field[worst].ratio, field[worst].rounds)))
+                (worst < 0 || lc_ways_ratio(&field[i]) < lc_ways_ratio(&field[worst])))
                 worst = i;
         }
         take_out(&field[worst], &in[worst]);
@@ -229,11 +249,6 @@ bool lc_ways_hopeless(const struct lc_ways_entrant *field, int n, const bool *in
     return true;
 }
 
-static double median_of(const struct lc_ways_entrant *entrant)
-{
-    return lc_ways_median(entrant->ratio, entrant->rounds);
-}
-
 static const struct lc_ways_entrant *find_kind(const struct lc_ways_entrant *field, int n,
                                                enum lc_way_kind kind)
 {
@@ -249,7 +264,7 @@ bool lc_ways_finalists(const struct lc_ways_entrant *field, int n, bool *in)
     const struct lc_ways_entrant *profile = find_kind(field, n, LC_WAY_PROFILE);
     const struct lc_ways_entrant *dflt = find_kind(field, n, LC_WAY_DEFAULT);
     bool any = profile && dflt && profile->choice != dflt->choice &&
-               median_of(profile) * BETTER < median_of(dflt);
+               lc_ways_ratio(profile) * BETTER < lc_ways_ratio(dflt);
 
     for (int i = 0; i < n; i++)
         in[i] = false;
@@ -259,8 +274,8 @@ bool lc_ways_finalists(const struct lc_ways_entrant *field, int n, bool *in)
         for (int i = 0; i < n; i++) {
             if (!in[i] && !is_fixed(&field[i]) && !field[i].way->wide &&
                 field[i].state == LC_WAY_MEASURED && field[i].choice != profile->choice &&
-                median_of(&field[i]) > BETTER * median_of(profile) &&
-                (best < 0 || median_of(&field[i]) > median_of(&field[best])))
+                lc_ways_ratio(&field[i]) > BETTER * lc_ways_ratio(profile) &&
+                (best < 0 || lc_ways_ratio(&field[i]) > lc_ways_ratio(&field[best])))
                 best = i;
         }
         if (best < 0)

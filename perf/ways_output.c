@@ -99,7 +99,7 @@ static void write_ratios(struct lc_json *json, const char *key, const struct lc_
 
     lc_json_key(json, key);
     lc_json_object(json);
-    lc_json_key_double(json, "median", lc_ways_median(e->ratio, e->rounds));
+    lc_json_key_double(json, "median", lc_ways_ratio(e));
     lc_ways_bounds(e, noise, &low, &high);
     lc_json_key_double(json, "low", low); /* what the median is between */
     lc_json_key_double(json, "high", high);
@@ -140,7 +140,7 @@ static void write_record(struct lc_json *json, const struct lc_bench_case *kase,
         write_ratios(json, "ratio", e, noise);
     }
     if (e->finals) {
-        struct lc_ways_entrant anew = { .way = e->way, .rounds = e->finals };
+        struct lc_ways_entrant anew = { .way = e->way, .comms = e->comms, .rounds = e->finals };
 
         memcpy(anew.ratio, e->final, sizeof(anew.ratio));
         write_ratios(json, "final", &anew, noise);
@@ -160,8 +160,7 @@ static void print_case(const struct lc_bench_case *kase, const struct lc_ways_en
         const struct lc_ways_entrant *e = &field[i];
 
         counts[e->state] += e->way->kind == LC_WAY_FORCED;
-        if (e->state == LC_WAY_MEASURED && (!best || lc_ways_median(e->ratio, e->rounds) >
-                                                         lc_ways_median(best->ratio, best->rounds)))
+        if (e->state == LC_WAY_MEASURED && (!best || lc_ways_ratio(e) > lc_ways_ratio(best)))
             best = e;
         if (e->way->kind == LC_WAY_FORCED)
             continue;
@@ -170,14 +169,14 @@ static void print_case(const struct lc_bench_case *kase, const struct lc_ways_en
         if (e->way->kind == LC_WAY_DEFAULT)
             printf(" %.1f us", lc_ways_median(e->us, e->rounds));
         else
-            printf(" %.3f (%.3f..%.3f)", lc_ways_median(e->ratio, e->rounds),
-                   percentile(e->ratio, e->rounds, 10), percentile(e->ratio, e->rounds, 90));
+            printf(" %.3f (%.3f..%.3f)", lc_ways_ratio(e), percentile(e->ratio, e->rounds, 10),
+                   percentile(e->ratio, e->rounds, 90));
         choice_name(e->choice, name);
         printf(" [%s]", name);
     }
     if (best) {
         lc_way_name(best->way, name);
-        printf(" best %s %.3f;", name, lc_ways_median(best->ratio, best->rounds));
+        printf(" best %s %.3f;", name, lc_ways_ratio(best));
     }
     printf(" %d rounds; ways: %d measured, %d behind, %d tried, %d slow, %d ruled out, "
            "%d the same as others, %d left\n",

@@ -148,20 +148,26 @@ def median_error(rounds):
     return medians[379]
 
 
-def best_anew(field):
+def middle(ratios, comms):
+    """Of each communicator's own; two rounds of each take turns, as in `loongcomm-bench ways`."""
+    return statistics.mean(statistics.median(own) for own in (
+        [ratio for i, ratio in enumerate(ratios) if i // 2 % comms == comm] for comm in range(comms)) if own)
+
+
+def best_anew(field, comms):
     """The best of many is also the luckiest. What seemed better than the profile was measured again in rounds of its own, with the
     profile: (how far that is behind, name) in the middle of those rounds; None where nothing seemed better."""
     if "final" not in field["profile"]:
         return None
     tuned = field["profile"]["final"]["rounds"]
-    return max((statistics.median(other / own for other, own in zip(record["final"]["rounds"], tuned)) - 1, name)
+    return max((middle([other / own for other, own in zip(record["final"]["rounds"], tuned)], comms) - 1, name)
                for name, record in field.items() if "final" in record and name != "again")
 
 
-def judge(op, size, field):
+def judge(op, size, field, comms=1):
     """One size: what was measured, and whether it is what must be reached. What equal sides differ by is that of medians, as those
     are compared, and as they did differ."""
-    anew = best_anew(field)
+    anew = best_anew(field, comms)
     key = "final" if anew else "ratio"
     again, tuned = field["again"][key], field["profile"][key]
     spread = max(1 / again["p10"] - 1, again["p90"] - 1, 0)
@@ -287,7 +293,7 @@ class Sweep:
             for field in fields:
                 if not all(field[2].get(name, {}).get("ratio") for name in ("default", "again", "profile")):
                     continue
-                row = judge(*field)
+                row = judge(*field, document.get("comms", 1))
                 self.say(line(row))
                 wide += row["wide_best"] > row["best"] * (1 + row["allowed_behind"])
                 rows.append(dict(row, net=pair.net, ranks=pair.ranks, machine=document["machine"]["gpu"],

@@ -57,6 +57,8 @@ class Judge(unittest.TestCase):
         self.assertTrue(judge(0.97, 0.96)["slower"])
         self.assertEqual(judge(0.9, 0.8)["best_way"], "default")
         self.assertFalse(judge(0.97, 0.96, 1.0, 0.96)["slower"])
+        self.assertEqual(tune_sweep.middle([1.3, 1.2, 1, 1, 1.25], 2), 1.125)
+        self.assertEqual(tune_sweep.middle([1.5], 2), 1.5)
         drifting = anew(1.5, 1.5)
         for i, ratio in enumerate((1, 9, 2, 8, 3, 7, 4, 6, 5)):  # both alike in each round
             drifting["profile"]["final"]["rounds"][i] = ratio

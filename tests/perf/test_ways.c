@@ -156,6 +156,26 @@ static void median_is_between_bounds_that_outliers_do_not_move(void)
     CHECK(low == 1 && high == 1);
 }
 
+static void each_communicator_counts_as_much(void)
+{
+    struct lc_ways_entrant e = {
+        .way = &forced,
+        .rounds = 5,
+        .ratio = {1.3, 1.2, 1, 1, 1.25}
+    };
+
+    CHECK(lc_ways_ratio(&e) == 1.2); /* of one */
+    e.comms = 2;
+    CHECK(lc_ways_ratio(&e) == (1.25 + 1) / 2);
+    e.comms = 3;
+    e.ratio[4] = 1.6;
+    CHECK(lc_ways_ratio(&e) > 1.28 && lc_ways_ratio(&e) < 1.29);
+    e.comms = 4; /* the last one has had no round yet */
+    CHECK(lc_ways_ratio(&e) > 1.28 && lc_ways_ratio(&e) < 1.29);
+    e.rounds = 0;
+    CHECK(!(lc_ways_ratio(&e) > 0));
+}
+
 static void dear_cases_get_more_time(void)
 {
     const struct lc_bench_case cases[] = {
@@ -219,6 +239,7 @@ int main(void)
     rounds_end_where_nobody_gains();
     what_seems_better_than_a_profile_is_measured_anew();
     median_is_between_bounds_that_outliers_do_not_move();
+    each_communicator_counts_as_much();
     dear_cases_get_more_time();
     channels_are_those_of_the_last_communicator();
     ways_are_read_as_they_are_written();
