@@ -4,13 +4,15 @@
 # usage: tests/gpu/net_bench.sh LOGS BUILD [SECONDS]
 # Real NCCL over the network plugin beside NCCL over its own sockets, in jobs that stay and take turns, what matters most
 # first, in SECONDS (300) at most. Ranks share the GPUs at hand under MPS, each a host of its own to NCCL, so that all goes
-# over the loopback: it shows what the software costs, not what a network does. Compared are NCCL (a) as it comes, and (b)
-# with as many channels as it makes over the plugin and the best of some numbers of threads and sockets. LOGS/summary.txt
+# over the loopback: it shows what the software costs, not what a network does. The plugin has the channels that
+# `loongcomm run` gives a job of so many ranks. Compared are NCCL (a) as it comes, and (b) at the best of some numbers of
+# threads and sockets, with as many channels as the plugin has and with NCCL's own two, whatever is faster. LOGS/summary.txt
 # has two lines a size: NCCL's and the plugin's median, bandwidths, processor seconds for a GB, and the ratio with p10..p90
-# of the rounds; LOGS/*.json has the quartiles, too. 77 where there is no GPU. Ends with `N passed, N failed, N skipped`.
+# of the rounds, and at the end a table of the ratios to (b); LOGS/*.json has the quartiles, too. 77 where there is no GPU.
+# Ends with `N passed, N failed, N skipped`.
 set -u
 root=$(readlink -f "$(dirname "$0")/../..")
-[ $# -ge 2 ] || { sed -n '4,11s/^# \?//p' "$0" >&2; exit 2; }
+[ $# -ge 2 ] || { sed -n '4,13s/^# \?//p' "$0" >&2; exit 2; }
 mkdir -p "$1" || exit 2
 logs=$(readlink -f "$1") build=$(readlink -f "$2") seconds=${3:-300}
 if ! nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then
@@ -67,39 +69,55 @@ row() {
 # How much faster the second side was, of one case.
 gain() { awk '$4 == "nccl-b" { print $11; exit }' "$1" 2>/dev/null || echo 0; }
 
+# What `loongcomm run` sets for RANKS ranks, as words.
+given() {
+    env WORLD_SIZE="$1" LOCAL_WORLD_SIZE=1 NCCL_NET_PLUGIN=loongcomm "$build/interpose/cli/loongcomm" run -- env 2>/dev/null |
+        grep -E '^NCCL_(MIN_CTAS|NCHANNELS_PER_NET_PEER)=' | tr '\n' ' '
+}
+
+# best NAME SETTINGS GRID...: the fastest of THREADS:SOCKETS with these settings of NCCL's sockets, in `best`.
+best() {
+    local name=$1 base=$2 gained=1.0 grid settings this
+    shift 2
+    best=$base
+    for grid in "$@"; do
+        settings="NCCL_SOCKET_NTHREADS=${grid%:*} NCCL_NSOCKS_PERTHREAD=${grid#*:}"
+        row "grid-$name-${grid%:*}x${grid#*:}" 2 "$base" "$settings" allreduce --ranks 2 --sizes 16m || continue
+        this=$(gain "$logs/grid-$name-${grid%:*}x${grid#*:}.log")
+        if awk -v a="${this:-0}" -v b="$gained" 'BEGIN { exit !(a > b) }'; then
+            gained=$this best="$base $settings"
+        fi
+    done
+    say "best of NCCL's own: $best ($gained times its one socket with as many channels)"
+}
+
 say "$(nproc) processors, $(nvidia-smi -L | head -n 1)"
-row allreduce-2-as-it-comes 14 "$sockets" "$plugin NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET NCCL_DEBUG_FILE=$logs/nccl.%p" \
-    allreduce --ranks 2 --sizes 64k,1m,16m,64m
-found=$(cat "$logs"/nccl.* 2>/dev/null | grep -oE '[0-9]+ coll channels.*' | head -n 1)
-collective=$(echo "$found" | grep -oE '^[0-9]+') pairs=$(echo "$found" | grep -oE '[0-9]+ p2p channels,' | grep -oE '^[0-9]+')
-collective=${collective:-2} pairs=${pairs:-2}
-say "over the plugin NCCL makes $collective channels for collectives and $pairs for pairs (\"$found\")"
-same="NCCL_MIN_NCHANNELS=$collective NCCL_MAX_NCHANNELS=$collective NCCL_MIN_P2P_NCHANNELS=$pairs NCCL_MAX_P2P_NCHANNELS=$pairs"
+many=$(given 2)
+say "channels of the plugin, 2 ranks: $many"
+best 2 "$sockets" 2:2 4:2 1:4
+best2=$best
+best 8 "$sockets $many" 1:1 2:1 2:2
+best8=$best
 
-best="$sockets $same" best_gain=1.0
-for grid in 2:2 4:2 1:4 4:4 8:1; do
-    settings="NCCL_SOCKET_NTHREADS=${grid%:*} NCCL_NSOCKS_PERTHREAD=${grid#*:}"
-    row "grid-${grid%:*}x${grid#*:}" 4 "$sockets $same" "$settings" allreduce --ranks 2 --sizes 16m || continue
-    this=$(gain "$logs/grid-${grid%:*}x${grid#*:}.log")
-    if awk -v a="${this:-0}" -v b="$best_gain" 'BEGIN { exit !(a > b) }'; then
-        best_gain=$this best="$sockets $same $settings"
-    fi
-done
-say "best of NCCL's own: $best ($best_gain times its one socket with as many channels)"
-
-row allreduce-2-tuned 14 "$best" "$plugin" allreduce --ranks 2 --sizes 64k,1m,16m,64m
-row alltoall-2-as-it-comes 8 "$sockets" "$plugin" alltoall --ranks 2 --sizes 1m,64m
-row alltoall-2-tuned 8 "$best" "$plugin" alltoall --ranks 2 --sizes 1m,64m
-row allreduce-8-tuned 12 "$best" "$plugin" allreduce --ranks 8 --sizes 64k,16m,64m
-row allreduce-4-tuned 10 "$best" "$plugin" allreduce --ranks 4 --sizes 64k,16m,64m
-row allreduce-8-as-it-comes 10 "$sockets" "$plugin" allreduce --ranks 8 --sizes 16m,64m
-row alltoall-8-tuned 8 "$best" "$plugin" alltoall --ranks 8 --sizes 1m,64m
-row small-2-tuned 8 "$best" "$plugin" allreduce --ranks 2 --sizes 8,1k,16k
-row zeros-2-tuned 8 "$best" "$plugin" alltoall --ranks 2 --sizes 64m --live 0.25
-row equal-sides 8 "$best" "" allreduce --ranks 2 --sizes 64k,16m
+row allreduce-2-b2 8 "$best2" "$plugin $many" allreduce --ranks 2 --sizes 64k,256k,1m,16m,64m
+row allreduce-2-b8 6 "$best8" "$plugin" allreduce --ranks 2 --sizes 1m,16m,64m
+row alltoall-2-b2 4 "$best2" "$plugin $many" alltoall --ranks 2 --sizes 1m,64m
+row alltoall-2-b8 4 "$best8" "$plugin" alltoall --ranks 2 --sizes 1m,64m
+row zeros-2-b2 3 "$best2" "$plugin $many" alltoall --ranks 2 --sizes 64m --live 0.25
+row zeros-2-b8 3 "$best8" "$plugin" alltoall --ranks 2 --sizes 64m --live 0.25
+row small-2-b2 5 "$best2" "$plugin $many" allreduce --ranks 2 --sizes 8,1k,16k
+row allreduce-2-a 8 "$sockets" "$plugin $many" allreduce --ranks 2 --sizes 64k,1m,16m,64m
+row alltoall-2-a 5 "$sockets" "$plugin $many" alltoall --ranks 2 --sizes 1m,64m
+row allreduce-4-b2 8 "$best2" "$plugin $(given 4)" allreduce --ranks 4 --sizes 64k,1m,16m,64m
+row alltoall-4-b2 5 "$best2" "$plugin $(given 4)" alltoall --ranks 4 --sizes 1m,64m
+row allreduce-8-b2 12 "$best2" "$plugin $(given 8)" allreduce --ranks 8 --sizes 64k,16m,64m
+row alltoall-8-b2 8 "$best2" "$plugin $(given 8)" alltoall --ranks 8 --sizes 1m,64m
+row allreduce-8-a 10 "$sockets" "$plugin $(given 8)" allreduce --ranks 8 --sizes 16m,64m
+row equal-sides 6 "$best2" "" allreduce --ranks 2 --sizes 64k,16m
+python3 "$root/tests/gpu/net_table.py" "$logs" | tee -a "$logs/summary.txt"
 # What the plugin gains by other numbers of its own; NCCL's side is the plugin as it comes.
-for setting in NET_SOCKETS=1 NET_SOCKETS=2 NET_SOCKETS=8 NET_THREADS=2 NET_THREADS=8 NET_PIECE=256k NET_PIECE=64k; do
-    row "own-$setting" 5 "$plugin" "LOONGCOMM_$setting" allreduce --ranks 2 --sizes 1m,64m
+for setting in NET_SOCKETS=1 NET_SOCKETS=2 NET_SOCKETS=8 NET_THREADS=2 NET_THREADS=8 NET_PIECE=128k NET_PIECE=512k; do
+    row "own-$setting" 5 "$plugin $many" "LOONGCOMM_$setting" allreduce --ranks 2 --sizes 1m,64m
 done
 say "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ]
