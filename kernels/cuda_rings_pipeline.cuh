@@ -30,8 +30,14 @@ struct slot_path {
                           pull_exchange = false; /* slots lie at the writer */
     static constexpr bool publish_apart = false; /* a warp for each role publishes */
     static constexpr uint32_t jobs_a_fence = 1;  /* that are waited for, for a while */
-    static constexpr bool prefetch =
-        false; /* L2 is asked for a job's tensors when it is handed over */
+    static constexpr bool prefetch = false;      /* L2 is asked for the tensors of the next jobs */
+    static constexpr bool by_launch =
+        false; /* in_order and prefetch are as the launch says (head.ways) */
+};
+
+/* The library's. */
+struct launch_path : slot_path {
+    static constexpr bool by_launch = true;
 };
 
 constexpr uint32_t stage_granules = 3; /* of a warp whose payload goes by bulk copies */

@@ -281,6 +281,11 @@ template <class Args, class Path> struct call {
         if (word)
             *word = 1;
     }
+    /* The path's, or the launch's. */
+    __device__ __forceinline__ bool prefetches() const
+    {
+        return Path::by_launch ? args.head.ways & LK_WAY_PREFETCH : Path::prefetch;
+    }
     __device__ __forceinline__ bool aborted() const
     {
         return __any_sync(ALL_LANES, load_abort(args.head.rings.abort)) != 0;
@@ -628,7 +633,7 @@ template <class Call, class Role> struct looking_warp {
     uint32_t most;  /* of them */
 
     /* Jobs whose tensors are on their way to L2. All of them that the pipeline holds would push out each other. */
-    static constexpr bool asks = Call::path::prefetch && Role::loads;
+    static constexpr bool may_ask = (Call::path::prefetch || Call::path::by_launch) && Role::loads;
     static constexpr uint32_t ahead = 3;
     static_assert(ahead < depth);
 
@@ -678,12 +683,14 @@ template <class Call, class Role> struct looking_warp {
     }
     __device__ __forceinline__ void wait()
     {
-        if constexpr (asks) {
-            for (ask(); !__all_sync(ALL_LANES, has_room(p, made)); ask())
-                rest();
-        } else {
-            wait_for_room(p, made);
+        if constexpr (may_ask) {
+            if (c.prefetches()) {
+                for (ask(); !__all_sync(ALL_LANES, has_room(p, made)); ask())
+                    rest();
+                return;
+            }
         }
+        wait_for_room(p, made);
     }
     /* Places from `head` on become a job each, up to the first that is not ready. True if any was. */
     __device__ __forceinline__ bool look()
@@ -727,8 +734,9 @@ template <class Call, class Role> struct looking_warp {
     {
         uint32_t tries = 0;
 
-        if constexpr (asks)
-            ask_first();
+        if constexpr (may_ask)
+            if (c.prefetches())
+                ask_first();
         while (!role.end(head)) {
             wait();
             tries = look() ? 0 : tries + 1;

@@ -48,9 +48,15 @@ struct lk_ring_head {
     uint8_t type; /* enum lk_type, as wire and pre_type */
     uint8_t wire;
     uint8_t pre_type;
-    uint8_t rounding; /* LK_STOCHASTIC only with fp32 data and a bf16 wire */
-    uint8_t pad[5];
+    uint8_t rounding;           /* LK_STOCHASTIC only with fp32 data and a bf16 wire */
+    uint8_t send, reduce, take; /* data warps of each role of the CUDA kernels, two-shot */
+    uint8_t ways;               /* LK_WAY_..., likewise */
+    uint8_t pad[1];
 };
+
+/* How a two-shot kernel is run, which nobody else sees. Bits of head.ways. */
+#define LK_WAY_PREFETCH 1u /* L2 is asked for the tensors of the next jobs */
+#define LK_WAY_IN_ORDER 2u /* lanes store a granule's packs in their order, whatever they have */
 
 /* Size classes of the argument block. The largest is what a kernel takes since CUDA 12.1. */
 #define LK_RING_SMALL ((1024 - sizeof(struct lk_ring_head)) / sizeof(struct lk_ring_entry))
@@ -112,6 +118,9 @@ bool lk_good_rings(const struct lk_rings *rings);
 
 /* Of the backend: the most ranks that it serves, at most LK_RANKS_MAX. */
 extern const uint32_t lk_backend_ranks;
+
+/* Of the backend: decides how the launch is run. All but head.ctas is there already. */
+void lk_choose_ways(struct lk_ring_head *head);
 
 /* Of the backend. head.n >= 1 and packs >= 1; all entries have a count. */
 int lk_run_rings(const struct lk_ring_launch *launch, void *stream);
