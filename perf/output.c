@@ -1,101 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a run says: a table for people on stdout, JSON and CSV for programs. Files appear whole or not at
- * all: they are written beside their name and renamed at the end. */
+ * What a run says: a table for people on stdout, JSON and CSV for programs. */
 #include "perf/bench.h"
-
-#include "common/cleanup.h"
-#include "common/config.h"
-#include "common/json.h"
+#include "perf/document.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-struct file {
-    const char *path; /* NULL: not wanted */
-    char *temporary;
-    FILE *out;
-};
-
 struct lc_bench_output {
     const struct lc_bench *bench;
-    struct file json_file;
-    struct file csv_file;
+    struct lc_bench_file json_file;
+    struct lc_bench_file csv_file;
     struct lc_json json;
     bool progress; /* a line on stderr is to be wiped */
 };
 
-struct figures {
-    double median, p10, p99; /* of ratios: p90 */
-    double p25, p75;
-    double cpu; /* of a series */
-};
-
-static int file_open(struct file *file, const char *path)
-{
-    if (!path)
-        return 0;
-    file->path = path;
-    if (asprintf(&file->temporary, "%s.tmp%d", path, (int)getpid()) < 0) {
-        file->temporary = NULL;
-        return -ENOMEM;
-    }
-    file->out = fopen(file->temporary, "we");
-    if (!file->out) {
-        int err = -errno;
-
-        fprintf(stderr, "loongcomm-bench: cannot write %s: %s\n", path, strerror(-err));
-        return err;
-    }
-    return 0;
-}
-
-static int file_close(struct file *file, bool keep)
-{
-    int err = 0;
-
-    if (file->out) {
-        if (ferror(file->out))
-            err = -EIO;
-        if (fclose(file->out))
-            err = -errno;
-        if (!err && keep && rename(file->temporary, file->path))
-            err = -errno;
-        if (err)
-            fprintf(stderr, "loongcomm-bench: cannot write %s: %s\n", file->path, strerror(-err));
-        if (err || !keep)
-            unlink(file->temporary);
-    }
-    free(file->temporary);
-    *file = (struct file){ 0 };
-    return err;
-}
-
 static void nccl_text(int code, char *text, size_t size)
 {
     snprintf(text, size, "%d.%d.%d", code / 10000, code / 100 % 100, code % 100);
-}
-
-/* First line of a file after a colon or from the start, without the newline; "unknown" if it has none. */
-static void read_line(const char *path, const char *key, char *text, size_t size)
-{
-    lc_autofclose FILE *in = fopen(path, "re");
-    char line[512];
-
-    snprintf(text, size, "unknown");
-    while (in && fgets(line, sizeof(line), in)) {
-        char *value = line;
-
-        line[strcspn(line, "\n")] = '\0';
-        if (strncmp(line, key, strlen(key)) != 0)
-            continue;
-        if (*key)
-            value = strchr(line, ':') ? strchr(line, ':') + 2 : line;
-        snprintf(text, size, "%.200s", value);
-        return;
-    }
 }
 
 void lc_bench_write_machine(struct lc_json *json, const struct lc_bench *bench)
@@ -105,13 +29,13 @@ void lc_bench_write_machine(struct lc_json *json, const struct lc_bench *bench)
 
     lc_json_key(json, "machine");
     lc_json_object(json);
-    read_line("/proc/cpuinfo", "model name", text, sizeof(text));
+    lc_bench_read_line("/proc/cpuinfo", "model name", text, sizeof(text));
     lc_json_key_string(json, "cpu", text);
     lc_json_key_int(json, "cores", sysconf(_SC_NPROCESSORS_ONLN));
     lc_json_key_bool(json, "rig", machine->rig);
     lc_json_key_string(json, "gpu", machine->gpu);
     lc_json_key_int(json, "gpus", machine->gpus);
-    read_line("/sys/module/nvidia/version", "", text, sizeof(text));
+    lc_bench_read_line("/sys/module/nvidia/version", "", text, sizeof(text));
     lc_json_key_string(json, "driver", machine->rig ? "none" : text);
     lc_json_key_int(json, "driver_cuda", machine->driver);
     nccl_text(machine->nccl, text, sizeof(text));
@@ -123,21 +47,6 @@ void lc_bench_write_machine(struct lc_json *json, const struct lc_bench *bench)
     lc_json_end(json);
 }
 
-/* What the preloaded workers were told: settings that are not the default. They decide what was measured. */
-static void write_settings(struct lc_json *json)
-{
-    struct lc_config_entry entries[64];
-    size_t count = lc_config_list(entries, sizeof(entries) / sizeof(*entries));
-
-    lc_json_key(json, "settings");
-    lc_json_object(json);
-    for (size_t i = 0; i < count && i < sizeof(entries) / sizeof(*entries); i++) {
-        if (strcmp(entries[i].value, entries[i].dflt) != 0)
-            lc_json_key_string(json, entries[i].name, entries[i].value);
-    }
-    lc_json_end(json);
-}
-
 static void begin_json(struct lc_bench_output *output, int argc, char **argv)
 {
     struct lc_json *json = &output->json;
@@ -146,12 +55,8 @@ static void begin_json(struct lc_bench_output *output, int argc, char **argv)
     lc_json_object(json);
     lc_json_key_string(json, "schema", "loongcomm.bench/1");
     lc_bench_write_machine(json, output->bench);
-    lc_json_key(json, "command");
-    lc_json_array(json);
-    for (int i = 0; i < argc; i++)
-        lc_json_string(json, argv[i]);
-    lc_json_end(json);
-    write_settings(json);
+    lc_bench_write_command(json, NULL, argc, argv);
+    lc_bench_write_settings(json);
     lc_json_key(json, "records");
     lc_json_array(json);
 }
@@ -185,12 +90,12 @@ int lc_bench_output_open(const struct lc_bench *bench, int argc, char **argv,
     if (!output)
         return -ENOMEM;
     output->bench = bench;
-    err = file_open(&output->json_file, bench->options->json);
+    err = lc_bench_file_open(&output->json_file, bench->options->json);
     if (!err)
-        err = file_open(&output->csv_file, bench->options->csv);
+        err = lc_bench_file_open(&output->csv_file, bench->options->csv);
     if (err) {
-        file_close(&output->json_file, false);
-        file_close(&output->csv_file, false);
+        lc_bench_file_close(&output->json_file, false);
+        lc_bench_file_close(&output->csv_file, false);
         free(output);
         return err;
     }
@@ -226,8 +131,8 @@ void lc_bench_output_progress(struct lc_bench_output *output, int index, int cou
 }
 
 static void print_row(const struct lc_bench *bench, const struct lc_bench_case *kase,
-                      enum lc_bench_variant variant, const struct figures *f,
-                      const struct figures *ratio)
+                      enum lc_bench_variant variant, const struct lc_bench_figures *f,
+                      const struct lc_bench_figures *ratio)
 {
     char size[32];
     char text[64] = "";
@@ -236,7 +141,7 @@ static void print_row(const struct lc_bench *bench, const struct lc_bench_case *
     if (kase->tensors > 1)
         snprintf(size + strlen(size), sizeof(size) - strlen(size), "/%d", kase->tensors);
     if (ratio && variant == LC_BENCH_OURS)
-        snprintf(text, sizeof(text), "%.3f (%.3f..%.3f)", ratio->median, ratio->p10, ratio->p99);
+        snprintf(text, sizeof(text), "%.3f (%.3f..%.3f)", ratio->median, ratio->p10, ratio->p90);
     printf("%8s %-7s %5g %-10s %12.2f %12.2f %12.2f %8.2f %8.2f %8.3f  %-21s %s\n", size,
            lc_bench_dtypes[kase->dtype].name, kase->live,
            lc_bench_side_name(bench->options, variant), f->median, f->p10, f->p99,
@@ -247,7 +152,7 @@ static void print_row(const struct lc_bench *bench, const struct lc_bench_case *
 
 static void write_record(struct lc_bench_output *output, const struct lc_bench_case *kase,
                          enum lc_bench_variant variant, const struct lc_bench_result *result,
-                         const struct figures *f, const struct figures *ratio)
+                         const struct lc_bench_figures *f, const struct lc_bench_figures *ratio)
 {
     struct lc_json *json = &output->json;
     int ranks = output->bench->ranks;
@@ -277,27 +182,14 @@ static void write_record(struct lc_bench_output *output, const struct lc_bench_c
     lc_json_key_int(json, "iters", result->iters);
     lc_json_key_int(json, "inner", result->inner);
     lc_json_key_int(json, "slots", result->slots);
-    if (ratio && variant == LC_BENCH_OURS) {
-        lc_json_key(json, "ratio");
-        lc_json_object(json);
-        lc_json_key_double(json, "median", ratio->median);
-        lc_json_key_double(json, "p10", ratio->p10);
-        lc_json_key_double(json, "p25", ratio->p25);
-        lc_json_key_double(json, "p75", ratio->p75);
-        lc_json_key_double(json, "p90", ratio->p99);
-        lc_json_key(json, "rounds");
-        lc_json_array(json);
-        for (int i = 0; i < result->rounds; i++)
-            lc_json_double(json, result->ratios[i]);
-        lc_json_end(json);
-        lc_json_end(json);
-    }
+    if (ratio && variant == LC_BENCH_OURS)
+        lc_bench_write_ratio(json, ratio, result->ratios, result->rounds);
     lc_json_end(json);
 }
 
 static void write_csv(FILE *out, const struct lc_bench *bench, const struct lc_bench_case *kase,
                       enum lc_bench_variant variant, const struct lc_bench_result *result,
-                      const struct figures *f, const struct figures *ratio)
+                      const struct lc_bench_figures *f, const struct lc_bench_figures *ratio)
 {
     fprintf(out, "%s,%zu,%s,%d,%g,%.4f,%d,%d,%d,%d,%s,%.3f,%.3f,%.3f,%.4f,%.4f,%d,%zu,%d,%d,%.4f,",
             lc_bench_op_names[kase->op], kase->bytes, lc_bench_dtypes[kase->dtype].name,
@@ -307,49 +199,25 @@ static void write_csv(FILE *out, const struct lc_bench *bench, const struct lc_b
             lc_bench_busbw(kase, bench->ranks, f->median), 1, result->series[variant].count,
             result->inner, result->slots, f->cpu);
     if (ratio && variant == LC_BENCH_OURS)
-        fprintf(out, "%.4f,%.4f,%.4f\n", ratio->median, ratio->p10, ratio->p99);
+        fprintf(out, "%.4f,%.4f,%.4f\n", ratio->median, ratio->p10, ratio->p90);
     else
         fprintf(out, ",,\n");
-}
-
-static struct figures figures_of(double *values, size_t count, double high)
-{
-    return (struct figures){
-        .median = lc_bench_percentile(values, count, 50),
-        .p10 = lc_bench_percentile(values, count, 10),
-        .p99 = lc_bench_percentile(values, count, high),
-        .p25 = lc_bench_percentile(values, count, 25),
-        .p75 = lc_bench_percentile(values, count, 75),
-    };
-}
-
-/* Ratios keep their order in the file, where a drift can be seen: a copy is sorted. */
-static int ratio_figures(const struct lc_bench_result *result, struct figures *out)
-{
-    size_t count = (size_t)result->rounds;
-    lc_autofree double *copy = calloc(count, sizeof(*copy));
-
-    if (!copy)
-        return -ENOMEM;
-    memcpy(copy, result->ratios, count * sizeof(*copy));
-    *out = figures_of(copy, count, 90);
-    return 0;
 }
 
 void lc_bench_output_result(struct lc_bench_output *output, const struct lc_bench_case *kase,
                             struct lc_bench_result *result)
 {
     const struct lc_bench *bench = output->bench;
-    struct figures ratio;
-    bool has_ratio = result->ratios && ratio_figures(result, &ratio) == 0;
+    struct lc_bench_figures ratio;
+    bool has_ratio = lc_bench_figures_of_rounds(result->ratios, result->rounds, &ratio);
 
     wipe_progress(output);
     for (int v = 0; v < LC_BENCH_VARIANTS; v++) {
-        struct figures f;
+        struct lc_bench_figures f;
 
         if (!result->series[v].us)
             continue;
-        f = figures_of(result->series[v].us, result->series[v].count, 99);
+        f = lc_bench_figures_of(result->series[v].us, result->series[v].count);
         f.cpu = lc_bench_percentile(result->series[v].cpu, (size_t)result->rounds, 50);
         print_row(bench, kase, v, &f, has_ratio ? &ratio : NULL);
         if (output->json_file.out)
@@ -361,20 +229,14 @@ void lc_bench_output_result(struct lc_bench_output *output, const struct lc_benc
 
 int lc_bench_output_close(struct lc_bench_output *output, bool complete)
 {
-    int err = 0;
+    int err;
     int csv_err;
 
     if (!output)
         return 0;
     wipe_progress(output);
-    if (output->json_file.out && complete) {
-        lc_json_end(&output->json);
-        lc_json_end(&output->json);
-        err = lc_json_finish(&output->json);
-    }
-    if (file_close(&output->json_file, complete && !err) && !err)
-        err = -EIO;
-    csv_err = file_close(&output->csv_file, complete);
+    err = lc_bench_file_close_json(&output->json_file, &output->json, 2, complete);
+    csv_err = lc_bench_file_close(&output->csv_file, complete);
     free(output);
     return err ? err : csv_err;
 }

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A line for people on stdout for each case, and a JSON document with a record for each way of it. */
+#include "perf/document.h"
 #include "perf/ways.h"
 
-#include "common/cleanup.h"
-#include "common/json.h"
 #include "common/profile.h"
 
 #include <errno.h>
@@ -12,12 +11,10 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 struct lc_ways_output {
     const struct lc_ways_job *job;
-    char *temporary;
-    FILE *out; /* NULL: no JSON */
+    struct lc_bench_file file;
     struct lc_json json;
 };
 
@@ -50,33 +47,25 @@ static void choice_name(uint64_t choice, char out[LC_WAYS_NAME])
 int lc_ways_output_open(const struct lc_ways_job *job, int argc, char **argv,
                         struct lc_ways_output **out)
 {
-    const char *path = job->options->bench.json;
     struct lc_ways_output *output = calloc(1, sizeof(*output));
+    int err;
 
     if (!output)
         return -ENOMEM;
     output->job = job;
-    if (path && asprintf(&output->temporary, "%s.tmp%d", path, (int)getpid()) < 0)
-        output->temporary = NULL;
-    output->out = output->temporary ? fopen(output->temporary, "we") : NULL;
-    if (path && !output->out) {
-        fprintf(stderr, "loongcomm-bench: cannot write %s: %s\n", path, strerror(errno));
-        free(output->temporary);
+    err = lc_bench_file_open(&output->file, job->options->bench.json);
+    if (err) {
         free(output);
-        return -EIO;
+        return err;
     }
-    if (output->out) {
+    if (output->file.out) {
         struct lc_json *json = &output->json;
 
-        lc_json_init(json, output->out);
+        lc_json_init(json, output->file.out);
         lc_json_object(json);
         lc_json_key_string(json, "schema", "loongcomm.bench/1");
         lc_bench_write_machine(json, job->bench);
-        lc_json_key(json, "command");
-        lc_json_array(json);
-        for (int i = 0; i < argc; i++)
-            lc_json_string(json, argv[i]);
-        lc_json_end(json);
+        lc_bench_write_command(json, NULL, argc, argv);
         lc_json_key_int(json, "channels", job->channels[0]);
         lc_json_key_int(json, "wide_channels", job->channels[1]);
         lc_json_key_int(json, "comms", job->options->comms); /* round r is number r / 2 % comms */
@@ -105,11 +94,7 @@ static void write_ratios(struct lc_json *json, const char *key, const struct lc_
     lc_json_key_double(json, "high", high);
     lc_json_key_double(json, "p10", percentile(e->ratio, e->rounds, 10));
     lc_json_key_double(json, "p90", percentile(e->ratio, e->rounds, 90));
-    lc_json_key(json, "rounds");
-    lc_json_array(json);
-    for (int i = 0; i < e->rounds; i++)
-        lc_json_double(json, e->ratio[i]);
-    lc_json_end(json);
+    lc_bench_write_rounds(json, e->ratio, e->rounds);
     lc_json_end(json);
 }
 
@@ -189,7 +174,7 @@ void lc_ways_output_case(struct lc_ways_output *output, const struct lc_bench_ca
                          const struct lc_ways_entrant *field, int n)
 {
     print_case(kase, field, n);
-    for (int i = 0; output->out && i < n; i++)
+    for (int i = 0; output->file.out && i < n; i++)
         write_record(&output->json, kase, &field[i], lc_ways_noise(field, n));
 }
 
@@ -210,33 +195,23 @@ static void write_failed(struct lc_ways_output *output)
     lc_json_end(&output->json);
 }
 
-/* A file appears whole or not at all; what a job that fails had measured before is FILE.part's. */
+/* What a job that fails had measured before is FILE.part's. */
 int lc_ways_output_close(struct lc_ways_output *output, int left, bool good)
 {
-    const char *path = output->job->options->bench.json;
     char part[PATH_MAX + 8];
-    int err = 0;
+    int err;
 
-    snprintf(part, sizeof(part), "%s.part", path ? path : "");
     if (left > 0)
         printf("%d cases are left%s\n", left, good ? ": the time is up" : "");
-    if (output->out) {
+    if (output->file.out) {
         lc_json_end(&output->json);
         lc_json_key_int(&output->json, "left", left > 0 ? left : 0);
         if (!good)
             write_failed(output);
-        lc_json_end(&output->json);
-        err = lc_json_finish(&output->json);
-        if (fclose(output->out))
-            err = -EIO;
-        if (!err && rename(output->temporary, good ? path : part))
-            err = -errno;
-        if (err)
-            fprintf(stderr, "loongcomm-bench: cannot write %s: %s\n", path, strerror(-err));
-        if (err)
-            unlink(output->temporary);
+        snprintf(part, sizeof(part), "%s.part", output->file.path);
+        output->file.path = good ? output->file.path : part;
     }
-    free(output->temporary);
+    err = lc_bench_file_close_json(&output->file, &output->json, 1, true);
     free(output);
     return err;
 }
