@@ -3,7 +3,7 @@
  * The plugin for measuring: see measure.h. Without a word from loongcomm-bench it leaves every choice to NCCL. */
 #include "plugin/tuner/measure.h"
 
-#include "plugin/tuner/abi.h"
+#include "plugin/tuner/export.h"
 
 #include <dlfcn.h>
 #include <limits.h>
@@ -12,10 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define EXPORT  __attribute__((visibility("default")))
 #define PRODUCT "libnccl-tuner-loongcomm.so"
 
-EXPORT extern struct lc_measure loongcomm_measure_v1;
+LC_TUNER_EXPORT extern struct lc_measure loongcomm_measure_v1;
 struct lc_measure loongcomm_measure_v1 = { .version = 1 };
 
 /* The real plugin, used as NCCL uses it. Written once by load_product, constant afterwards; it stays loaded. */
@@ -71,32 +70,25 @@ static void note(uint64_t way, uint64_t choice, bool taken)
 /* The mask of what a forced way and a choice share: not the channels, which NCCL bounds later. */
 #define SAME_WAY (UINT64_C(0xffff) << 16)
 
-static enum lc_nccl_result get_v4(void *context, int op, size_t bytes, int pipe_ops, float **costs,
-                                  int algorithms, int protocols, int registered, int *channels)
+static enum lc_nccl_result get(void *context, int op, size_t bytes, int pipe_ops,
+                               const struct lc_tuner_table *table, int registered, int *channels)
 {
-    const struct lc_tuner_table table = { (float *)costs, algorithms, protocols };
     uint64_t way = atomic_load_explicit(&loongcomm_measure_v1.way, memory_order_relaxed);
     bool taken = true;
     uint64_t choice;
 
     if (way == lc_measure_word(LC_MEASURE_PRODUCT, 0, 0, 0)) {
         if (product)
-            (void)product->getCollInfo(context, op, bytes, pipe_ops, costs, algorithms, protocols,
-                                       registered, channels);
+            (void)product->getCollInfo(context, op, bytes, pipe_ops, (float **)table->costs,
+                                       table->algorithms, table->protocols, registered, channels);
     } else if (way) {
-        taken = lc_measure_apply(way, &table, channels);
+        taken = lc_measure_apply(way, table, channels);
     }
-    choice = lc_measure_choice(&table, *channels);
+    choice = lc_measure_choice(table, *channels);
     if (way && taken && way != lc_measure_word(LC_MEASURE_PRODUCT, 0, 0, 0))
         taken = (choice & SAME_WAY) == (way & SAME_WAY);
     note(way, choice, taken);
     return LC_NCCL_SUCCESS;
-}
-
-static enum lc_nccl_result get_v3(void *context, int op, size_t bytes, int pipe_ops, float **costs,
-                                  int algorithms, int protocols, int *channels)
-{
-    return get_v4(context, op, bytes, pipe_ops, costs, algorithms, protocols, 0, channels);
 }
 
 /* One answer instead of a table, of which NCCL ignores what it has ruled out: that a way is taken is not known, so nothing is
@@ -108,22 +100,4 @@ static enum lc_nccl_result get_v2(void *context, int op, size_t bytes, int colln
     return LC_NCCL_SUCCESS;
 }
 
-static enum lc_nccl_result init_v2(size_t ranks, size_t nodes, lc_nccl_logger *log, void **context)
-{
-    return begin(context, ranks, nodes, log);
-}
-
-static enum lc_nccl_result init_v5(void **context, uint64_t comm_id, size_t ranks, size_t nodes,
-                                   lc_nccl_logger *log, struct lc_nccl_nvl_domains *domains,
-                                   struct lc_nccl_tuner_constants_v5 *constants)
-{
-    return begin(context, ranks, nodes, log);
-}
-
-#define NAME "loongcomm-measure"
-
-EXPORT const struct lc_nccl_tuner_v2 ncclTunerPlugin_v2 = { NAME, init_v2, get_v2, end };
-EXPORT const struct lc_nccl_tuner_v3 ncclTunerPlugin_v3 = { NAME, init_v2, get_v3, end };
-EXPORT const struct lc_nccl_tuner_v4 ncclTunerPlugin_v4 = { NAME, init_v2, get_v4, end };
-EXPORT const struct lc_nccl_tuner_v5 ncclTunerPlugin_v5 = { NAME, init_v5, get_v4, end };
-EXPORT const struct lc_nccl_tuner_v6 ncclTunerPlugin_v6 = { NAME, init_v5, get_v4, end, NULL };
+LC_TUNER_DEFINE("loongcomm-measure", begin, get, get_v2, end);

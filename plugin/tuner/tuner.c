@@ -9,16 +9,13 @@
 #include "common/config.h"
 #include "common/log.h"
 #include "common/profile.h"
-#include "plugin/tuner/abi.h"
-#include "plugin/tuner/choose.h"
+#include "plugin/tuner/export.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define EXPORT __attribute__((visibility("default")))
 
 /* Of libloongcomm.so, found by name: neither library needs the other. begin is called while the communicator is made, by the
  * thread that makes it; NULL: no agreement is to be expected. The word is written by the interposer alone. */
@@ -130,30 +127,16 @@ static const struct lc_profile_rule *rule_for(const struct context *context, int
     return lc_tuner_rule(profile, context->ranks, context->nodes, op, bytes);
 }
 
-static void answer(void *context, int op, size_t bytes, float **costs, int algorithms,
-                   int protocols, int *channels)
+static enum lc_nccl_result get(void *context, int op, size_t bytes, int pipe_ops,
+                               const struct lc_tuner_table *table, int registered, int *channels)
 {
-    const struct lc_tuner_table table = { (float *)costs, algorithms, protocols };
     const struct lc_profile_rule *rule = rule_for(context, op, bytes);
 
-    if (!rule)
-        return;
-    if (lc_tuner_apply(rule, &table, channels))
+    if (rule && lc_tuner_apply(rule, table, channels))
         lc_debug("%s of %zu bytes: %s %s %u", lc_profile_op_name(rule->op), bytes,
                  lc_profile_algorithm_name(rule->algorithm),
                  lc_profile_protocol_name(rule->protocol), rule->width);
-}
-
-static enum lc_nccl_result init_v2(size_t ranks, size_t nodes, lc_nccl_logger *log, void **context)
-{
-    return begin(context, ranks, nodes, log);
-}
-
-static enum lc_nccl_result init_v5(void **context, uint64_t comm_id, size_t ranks, size_t nodes,
-                                   lc_nccl_logger *log, struct lc_nccl_nvl_domains *domains,
-                                   struct lc_nccl_tuner_constants_v5 *constants)
-{
-    return begin(context, ranks, nodes, log);
+    return LC_NCCL_SUCCESS;
 }
 
 /* NCCL checks the answer against its own table, and ignores one that it has ruled out. */
@@ -170,24 +153,4 @@ static enum lc_nccl_result get_v2(void *context, int op, size_t bytes, int colln
     return LC_NCCL_SUCCESS;
 }
 
-static enum lc_nccl_result get_v3(void *context, int op, size_t bytes, int pipe_ops, float **table,
-                                  int algorithms, int protocols, int *channels)
-{
-    answer(context, op, bytes, table, algorithms, protocols, channels);
-    return LC_NCCL_SUCCESS;
-}
-
-static enum lc_nccl_result get_v4(void *context, int op, size_t bytes, int pipe_ops, float **table,
-                                  int algorithms, int protocols, int registered, int *channels)
-{
-    answer(context, op, bytes, table, algorithms, protocols, channels);
-    return LC_NCCL_SUCCESS;
-}
-
-#define NAME "loongcomm"
-
-EXPORT const struct lc_nccl_tuner_v2 ncclTunerPlugin_v2 = { NAME, init_v2, get_v2, end };
-EXPORT const struct lc_nccl_tuner_v3 ncclTunerPlugin_v3 = { NAME, init_v2, get_v3, end };
-EXPORT const struct lc_nccl_tuner_v4 ncclTunerPlugin_v4 = { NAME, init_v2, get_v4, end };
-EXPORT const struct lc_nccl_tuner_v5 ncclTunerPlugin_v5 = { NAME, init_v5, get_v4, end };
-EXPORT const struct lc_nccl_tuner_v6 ncclTunerPlugin_v6 = { NAME, init_v5, get_v4, end, NULL };
+LC_TUNER_DEFINE("loongcomm", begin, get, get_v2, end);
