@@ -231,8 +231,10 @@ static int make_cases(struct parser *parser)
 
     for (int l = 0; l < parser->n_lists; l++) {
         for (int i = 0; i < parser->lists[l].n; i++) {
-            if (o->n_cases == LC_WAYS_CASES)
+            if (o->n_cases == LC_WAYS_CASES) {
+                fprintf(stderr, "loongcomm-bench: ways takes at most %d cases\n", LC_WAYS_CASES);
                 return -EINVAL;
+            }
             o->cases[o->n_cases++] = (struct lc_bench_case){
                 .op = parser->lists[l].op,
                 .dtype = lc_bench_dtype_find("f32"),

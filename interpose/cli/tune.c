@@ -697,8 +697,7 @@ static int confirm_turns(struct tuning *t, struct lc_tune_choice *choices, doubl
         uint8_t op = lc_tune_places[p].op;
 
         if (lc_tune_places[p].kind == LC_TUNE_NCCL)
-            turns.n_sizes[op] = lc_tune_recheck_sizes(&choices[p], turns.sizes[op],
-                                                      LC_TUNE_POINTS / 2);
+            turns.n_sizes[op] = lc_tune_recheck_sizes(&choices[p], turns.sizes[op], LC_TUNE_POINTS);
     }
     show(t, 1, 1, "confirming NCCL's ways");
     err = turn(t, &turns, &turned);

@@ -348,6 +348,12 @@ class Tune(CliTest):
         self.assertEqual((result.returncode, len(self.rules("q"))), (0, 1), result.stderr)
         self.assertEqual(call("tune", "--explain", "4k", "--profile", self.path("q")).returncode, 0)
 
+    def test_second_look_is_had_at_as_many_sizes_as_there_can_be(self):
+        sizes = [str(1024 * (i + 1)) for i in range(31)]
+        self.tune_some({"nccl %s ring ll 1" % op: {"else": WIN, **{size: WIN for size in sizes}}
+                        for op in ("all-reduce", "reduce-scatter", "all-gather")}, "--only", "nccl", sizes=sizes)
+        self.assertEqual(self.rules(), ["nccl %s 2 1 1024 31745 ring ll 1" % op for op in ("all-reduce", "reduce-scatter", "all-gather")])
+
     def test_second_look_has_equal_sides_of_its_own(self):
         way, equal = {"1024": (1.1, 1.05, 1.2)}, {"again all-reduce": {"1024": (1.0, 0.95, 1.06)}}
         self.tune_some({"nccl all-reduce tree ll 0": way, **equal}, "--only", "nccl",
