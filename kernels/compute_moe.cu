@@ -276,6 +276,56 @@ __global__ void __launch_bounds__(LK_BLOCK, Batch == 2 ? 2 : 3)
         moe_combine_lane(&launch, token, threadIdx.x % 32, Width, LK_MOE_LOADS / Batch, Batch);
 }
 
+#ifdef LK_COMPUTE_VARIANTS
+template <bool Streamed> __device__ __forceinline__ void store_sum(uint16_t *to, lk_wide16 x)
+{
+    if (Streamed)
+        __stcs(reinterpret_cast<uint4 *>(to), x);
+    else
+        *reinterpret_cast<uint4 *>(to) = x;
+}
+
+/* A thread for each group of a token's columns, of at most Batch choices; sums as moe_combine_lane(). */
+template <unsigned Batch, bool StreamedReads, bool StreamedWrites>
+__global__ void __launch_bounds__(LK_BLOCK, Batch == 2 ? 6 : 3)
+    moe_combine_flat(const __grid_constant__ lk_moe_launch launch)
+{
+    const lk_moe_routing &r = launch.routing;
+    const lk_moe_rows &rows = launch.rows;
+    uint32_t groups = static_cast<uint32_t>(rows.columns / LK_VECTOR);
+    uint64_t nth = uint64_t{ blockIdx.x } * LK_BLOCK + threadIdx.x, token = nth / groups;
+    uint64_t at = LK_VECTOR * (nth - token * groups);
+    lk_wide16 x[Batch] = {};
+    float sum[8] = { 0 };
+
+    if (token >= r.tokens)
+        return;
+    moe_batch found = moe_find(&r, rows.weights, token, 0, Batch);
+#pragma unroll
+    for (unsigned k = 0; k < Batch; k++) {
+        const uint4 *from = reinterpret_cast<const uint4 *>(
+            static_cast<const uint16_t *>(rows.permuted) +
+            static_cast<uint64_t>(found.row[k]) * rows.permuted_stride + at);
+
+        if (found.row[k] >= 0)
+            x[k] = StreamedReads ? __ldcs(from) : *from;
+    }
+#pragma unroll
+    for (unsigned k = 0; k < Batch; k++) {
+        float values[8];
+
+        if (found.row[k] < 0)
+            continue;
+        unpack_group(x[k], values);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            sum[i] += values[i] * found.weight[k];
+    }
+    store_sum<StreamedWrites>(static_cast<uint16_t *>(rows.tokens) + token * rows.token_stride + at,
+                              pack_group(sum));
+}
+#endif
+
 template <lk_width Width, unsigned Batch>
 __global__ void __launch_bounds__(LK_BLOCK, 2)
     moe_backward_kernel(const __grid_constant__ lk_moe_launch launch)
@@ -360,6 +410,34 @@ int run_warps(const void *kernel, const lk_moe_launch *launch, uint64_t warps, v
     return warps ? run(kernel, launch, (warps + WARPS - 1) / WARPS, stream) : 0;
 }
 
+#ifdef LK_COMPUTE_VARIANTS
+int combine_form = -1; /* -1: the product's; set between launches */
+
+constexpr const char *COMBINE_NAMES[] = { "a thread a group", "the same, plain reads",
+                                          "the same, streamed writes",
+                                          "plain reads, streamed writes" };
+constexpr int COMBINE_FORMS = 4;
+
+const kernel combine_forms[COMBINE_FORMS][2] = {
+    {moe_combine_flat<2,  true,  false>, moe_combine_flat<8, true,  false>},
+    { moe_combine_flat<2, false, false>, moe_combine_flat<8, false, false>},
+    { moe_combine_flat<2, true,  true>,  moe_combine_flat<8, true,  true> },
+    { moe_combine_flat<2, false, true>,  moe_combine_flat<8, false, true> },
+};
+
+/* Whether a form has been launched in the product's place. */
+bool run_combine_form(const lk_moe_launch *launch, void *stream, int *err)
+{
+    uint64_t threads = launch->routing.tokens * (launch->rows.columns / LK_VECTOR);
+
+    if (combine_form < 0 || !launch->wide || launch->routing.choices > 8)
+        return false;
+    *err = run(address(combine_forms[combine_form][launch->routing.choices > 2]), launch,
+               (threads + LK_BLOCK - 1) / LK_BLOCK, stream);
+    return true;
+}
+#endif
+
 } // namespace
 
 extern "C" int lk_run_moe_route(const lk_moe_routing *routing, void *stream)
@@ -379,8 +457,22 @@ extern "C" int lk_run_moe_permute(const lk_moe_launch *launch, void *stream)
 
 extern "C" int lk_run_moe_unpermute(const lk_moe_launch *launch, void *stream)
 {
+#ifdef LK_COMPUTE_VARIANTS
+    int err;
+
+    if (run_combine_form(launch, stream, &err))
+        return err;
+#endif
     return run_warps(choose(unpermute_kernels, launch), launch, launch->routing.tokens, stream);
 }
+
+#ifdef LK_COMPUTE_VARIANTS
+extern "C" LK_API const char *lk_variants_moe_combine(int form)
+{
+    combine_form = form >= 0 && form < COMBINE_FORMS ? form : -1;
+    return combine_form >= 0 ? COMBINE_NAMES[form] : nullptr;
+}
+#endif
 
 extern "C" int lk_run_moe_unpermute_backward(const lk_moe_launch *launch, void *stream)
 {

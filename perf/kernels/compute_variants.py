@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The forms that norms have beside the product's (kernels/compute_norm_forms.cuh), side by side in one run, and other compute
-kernels beside torch: time, bytes that must move per second, their share of what a copy moves in the same round.
+"""The forms that compute kernels have beside the product's (LK_COMPUTE_VARIANTS), side by side in one run, and others beside
+torch: time, bytes that must move per second, their share of what a copy moves in the same round.
 
 usage: perf/kernels/compute_variants.py [--library FILE] [--only LIST] [--rounds N] [--limit SECONDS] [--quiet SECONDS]
        [--json FILE] [--small]
@@ -57,7 +57,13 @@ def list_cases(c, b):
     rms, layer = c.lk.RMS, c.lk.LAYER
     norm_forward = lambda *shape, **more: ("norm_forward", forward, lambda: c.NormForward(b, *shape, **more))
     norm_backward = lambda *shape, **more: ("norm_backward", backward, lambda: c.NormBackward(b, *shape, **more))
-    yield None, (), lambda: c.Adamw(b, c.torch.float32)
+    combine = lambda *shape: ("moe_combine", ("out",), lambda: c.Moe(b, "moe combine", *shape))
+    yield "adamw", (), lambda: c.Adamw(b, c.torch.float32)
+    yield combine(16384, 4096, 2, 8)
+    for rows, columns in ((2048, 1024), (512, 2048), (512, 4096)):  # few rows
+        for kind in (rms, layer):
+            yield norm_forward(kind, rows, columns)
+        yield norm_backward(layer, rows, columns)
     for kind in (rms, layer):
         yield norm_backward(kind, 16384, 4096)
     for shape in ((8192, 2048, 8, 128), (16384, 4096, 2, 8)):
@@ -76,18 +82,15 @@ def list_cases(c, b):
         for rows, columns in ((65536, 1024), (4096, 8192)):
             yield norm_backward(kind, rows, columns)
             yield norm_forward(kind, rows, columns)
-    for kind in (rms, layer):
-        yield norm_forward(kind, 2048, 1024)
     yield norm_forward(rms, 4096, 5120)
     for jitter in (True, False):
         yield None, ("out",), lambda: c.Augment(b, 1024, jitter=jitter)
     yield None, forward, lambda: c.NormForward(b, layer, 4096, 2050)
     yield norm_backward(rms, 16384, 4096, residual=True)
-    yield None, ("out",), lambda: c.Moe(b, "moe combine", 16384, 4096, 2, 8)
     yield norm_forward(layer, 16384, 4096, statistics_only=True)
     yield norm_forward(rms, 16384, 4096, residual=True)
     yield norm_backward(rms, 2048, 1024)
-    yield None, ("out",), lambda: c.Moe(b, "moe combine", 8192, 2048, 8, 128)
+    yield combine(8192, 2048, 8, 128)
     yield None, ("permuted",), lambda: c.Moe(b, "moe permute", 8192, 2048, 8, 128, capacity=True)
 
 
@@ -110,6 +113,7 @@ class Forms:
     def check(self, form):
         """Whether the form's results are right, those of the first set."""
         s = self.sets[0]
+        self.choose(form)
         if hasattr(s, "ours"):  # a check makes its steps itself
             return all(got <= bound for got, bound in self.case.check(self.bench, s))
         for name in self.outputs:
