@@ -154,21 +154,28 @@ class Blocks:
                           kind_of(gamma if gamma is not None else beta), at(gamma), at(beta), 0.0, at(weight),
                           at(bias), chunk_rows)
 
-    def projection_forward(self, x, weight, kind=RMS_NORM, gamma=None, beta=None, bias=None, eps=1e-5, chunk_rows=0):
+    def projection_forward(self, x, weight, kind=RMS_NORM, gamma=None, beta=None, bias=None, eps=1e-5, chunk_rows=0,
+                           keep=False):
+        """Gives the result and what backward takes: the statistics and, with keep, the normalised rows."""
         block = self.projection(x, weight, kind, gamma, beta, bias, eps, chunk_rows)
         out = torch.empty(x.shape[0], weight.shape[0], dtype=torch.bfloat16, device=x.device)
-        saved = torch.empty(2, x.shape[0], dtype=torch.float32, device=x.device)
-        block.saved = Saved(rstd=at(saved[0]), mean=at(saved[1]) if kind == LAYER_NORM else None)
+        saved = (torch.empty(2, x.shape[0], dtype=torch.float32, device=x.device),
+                 torch.empty_like(x, memory_format=torch.contiguous_format) if keep else None)
+        block.saved = self.projection_saved(saved, kind)
         space = self.workspace(self.lib.lk_norm_linear_workspace_bytes, block, None, FORWARD)
         self.check(self.lib.lk_norm_linear_forward(self.blas, ctypes.byref(block), at(out), out.stride(0),
                                                    self.stream()))
         del space
         return out, saved
 
+    def projection_saved(self, saved, kind):
+        statistics, y = saved
+        return Saved(rstd=at(statistics[0]), mean=at(statistics[1]) if kind == LAYER_NORM else None, y=at(y))
+
     def projection_backward(self, dout, saved, x, weight, kind=RMS_NORM, gamma=None, beta=None, bias=None, eps=1e-5):
         """dx, dweight, dgamma, dbeta, dbias; the last three as far as there is something."""
         block = self.projection(x, weight, kind, gamma, beta, bias, eps, 0)
-        block.saved = Saved(rstd=at(saved[0]), mean=at(saved[1]) if kind == LAYER_NORM else None)
+        block.saved = self.projection_saved(saved, kind)
         dx, dweight = torch.empty_like(x, memory_format=torch.contiguous_format), torch.empty_like(weight)
         floats = [None if t is None else torch.empty(t.shape, dtype=torch.float32, device=x.device)
                   for t in (gamma, beta, bias)]
@@ -252,7 +259,7 @@ def check_mlp(blocks, rows, hidden, ffn, weighted, save):
                    gradients(lambda x, g, d, w=None: torch_mlp(x, g, d, w), doubles, dout))
 
 
-def check_projection(blocks, rows, hidden, columns, kind):
+def check_projection(blocks, rows, hidden, columns, kind, keep=False):
     torch.manual_seed(5)
     device = blocks.device
     inputs = [make(device, rows, hidden), make(device, columns, hidden, size=hidden ** -0.5), make(device, hidden)]
@@ -260,13 +267,13 @@ def check_projection(blocks, rows, hidden, columns, kind):
         inputs += [make(device, hidden), make(device, columns)]
     dout = torch.randn(rows, columns).to(device, torch.bfloat16)
     x, weight, gamma, beta, bias = (t.detach() for t in inputs) if kind else (*(t.detach() for t in inputs), None, None)
-    out, saved = blocks.projection_forward(x, weight, kind, gamma, beta, bias, chunk_rows=rows // 3)
+    out, saved = blocks.projection_forward(x, weight, kind, gamma, beta, bias, chunk_rows=rows // 3, keep=keep)
     ours = [out, *blocks.projection_backward(dout, saved, x, weight, kind, gamma, beta, bias)]
 
     def run(t):
         return gradients(lambda *a: torch_projection(*a[:2], kind, *(list(a[2:]) + [None, None])[:3]), t, dout)
 
-    return compare(f"projection {rows}x{hidden}x{columns}, norm {kind}", ours, run(inputs),
+    return compare(f"projection {rows}x{hidden}x{columns}, norm {kind}{', kept' if keep else ''}", ours, run(inputs),
                    run([t.detach().double().requires_grad_() for t in inputs]))
 
 
@@ -282,7 +289,8 @@ def main():
             good &= check_mlp(blocks, 24 * scale, 64 * scale, 96 * scale, weighted, save)
     good &= check_mlp(blocks, 7, 40, 17, True, True)
     for kind in (RMS_NORM, LAYER_NORM):
-        good &= check_projection(blocks, 24 * scale, 64 * scale, 96 * scale, kind)
+        for keep in (False, True):
+            good &= check_projection(blocks, 24 * scale, 64 * scale, 96 * scale, kind, keep)
     counts = blocks.counts()
     print(f"{blocks.device}: {counts.vendor} products by the vendor, {counts.general} by the general kernel")
     return 0 if good else 1

@@ -101,11 +101,11 @@ def projection_ways(blocks, shape, compiled):
     def function(*a):
         return blocks_module.torch_projection(a[0], a[1], norm, *a[2:])
 
-    def ours(chunk_rows):
-        return Way(lambda: blocks.projection_forward(x, weight, norm, gamma, beta, bias, chunk_rows=chunk_rows),
+    def ours(chunk_rows, keep=False):
+        return Way(lambda: blocks.projection_forward(x, weight, norm, gamma, beta, bias, chunk_rows=chunk_rows, keep=keep),
                    lambda result: blocks.projection_backward(dout, result[1], x, weight, norm, gamma, beta, bias))
 
-    ways = {"whole": ours(0), "eager": by_torch(function, inputs, dout)}
+    ways = {"whole": ours(0), "kept": ours(0, True), "eager": by_torch(function, inputs, dout)}
     if tokens > 2048:
         ways["chunks"] = ours(2048)
     if compiled:
