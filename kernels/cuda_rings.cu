@@ -90,21 +90,15 @@ kernel_set find_set(kind k, bool lines)
 
 extern "C" const uint32_t lk_backend_ranks = LK_DEVICE_RANKS;
 
-/* How a two-shot launch is run. */
-struct ways {
-    uint8_t send, reduce, take; /* data warps */
-    uint8_t flags;
-};
-
 /* Of the shapes that were measured on an H200 the fastest with 32 CTAs and with 16 (perf/results). */
-static const ways near_ways[KINDS] = {
+static const lk_ring_ways near_ways[KINDS] = {
     {7,  17, 4, 0},
     { 7, 17, 4, 0},
     { 7, 17, 4, 0},
     { 7, 17, 4, 0},
     { 7, 17, 4, 0},
 };
-static const ways far_ways[KINDS] = {
+static const lk_ring_ways far_ways[KINDS] = {
     {7,  17, 4, 0},
     { 7, 17, 4, 0},
     { 7, 17, 4, 0},
@@ -114,12 +108,14 @@ static const ways far_ways[KINDS] = {
 
 extern "C" void lk_choose_ways(lk_ring_head *head)
 {
-    const ways &w = (head->rings.far ? far_ways : near_ways)[kind_of(*head)];
+    const lk_ring_ways *w = lk_find_ways ? lk_find_ways() : nullptr;
 
-    head->send = w.send;
-    head->reduce = w.reduce;
-    head->take = w.take;
-    head->ways = w.flags;
+    if (!w)
+        w = &(head->rings.far ? far_ways : near_ways)[kind_of(*head)];
+    head->send = w->send;
+    head->reduce = w->reduce;
+    head->take = w->take;
+    head->ways = w->flags;
 }
 
 /* What is measured in the place of a kernel, or NULL. */
@@ -127,10 +123,8 @@ static const lk_ring_kernel *find_other(const lk_ring_head &head)
 {
     kind k = kind_of(head);
 
-    if (!lk_find_variant)
+    if (!lk_find_variant || head.n > LK_RING_SMALL)
         return nullptr;
-    if (head.n > LK_RING_SMALL)
-        return k == NARROWED ? lk_find_variant(LK_KIND_NARROWED_LIST) : nullptr;
     if (head.work == LK_WORK_LINES)
         return k == FP32 ? lk_find_variant(LK_KIND_LINES) : nullptr;
     return k == FP32       ? lk_find_variant(LK_KIND_FP32)

@@ -3,7 +3,7 @@
  * The kernels of a group of variants, and of group 0 the choice among all. For launches with few entries, of fp32 with
  * either wire, of bf16, of exchanges, and of one-shot sums of fp32.
  */
-#if LK_GROUP == 11
+#if LK_GROUP == 10
 #define LK_STORE "st.global.cs" /* results do not push slots out of L2 */
 #endif
 #include "kernels/cuda_variants_internal.cuh"
@@ -92,11 +92,13 @@ template <class R, bool Early = false> lk_variant all_sums(const char *name)
              {} };
 }
 
-template <class R> lk_variant sums_and_lists(const char *name)
+[[maybe_unused]] lk_variant ways(const char *name, uint8_t send, uint8_t reduce, uint8_t take,
+                                 uint8_t flags)
 {
-    lk_variant v = all_sums<R>(name);
+    lk_variant v = {};
 
-    v.narrowed_list = sums<value_fp32_bf16<false>, R, LK_RING_MAX>();
+    v.name = name;
+    v.ways = { send, reduce, take, flags };
     return v;
 }
 
@@ -115,8 +117,7 @@ template <class E> lk_variant only_exchanges(const char *name)
 
 [[maybe_unused]] lk_variant same_domain(lk_variant v)
 {
-    for (lk_ring_kernel *k :
-         { &v.narrowed, &v.fp32, &v.bf16, &v.exchange, &v.lines, &v.narrowed_list })
+    for (lk_ring_kernel *k : { &v.narrowed, &v.fp32, &v.bf16, &v.exchange, &v.lines })
         k->same_domain = 1;
     return v;
 }
@@ -162,19 +163,24 @@ const lk_variant variants[] = {
     only_exchanges<exchange_warps<10, 6, 13, plain_path>>("plain, 10:6:13"),
     only_exchanges<exchange_warps<14, 10, 5, plain_path>>("plain, 14:10:5"),
 #elif LK_GROUP == 9
-    sums_and_lists<roles<prefetch_path>>("prefetch"),
-    sums_and_lists<warp_roles<8, 16, 4, prefetch_path>>("prefetch, 8:16:4"),
-    sums_and_lists<warp_roles<6, 18, 4, prefetch_path>>("prefetch, 6:18:4"),
-    sums_and_lists<warp_roles<7, 15, 6, prefetch_path>>("prefetch, 7:15:6"),
-#elif LK_GROUP == 10
-    all_sums<roles<prefetch_in_order_path>>("prefetch, packs in order"),
+    ways("ways 7:17:4, prefetch", 7, 17, 4, LK_WAY_PREFETCH),
+    ways("ways 7:17:4, in order", 7, 17, 4, LK_WAY_IN_ORDER),
+    ways("ways 7:17:4, prefetch, in order", 7, 17, 4, LK_WAY_PREFETCH | LK_WAY_IN_ORDER),
+    ways("ways 8:16:4, prefetch", 8, 16, 4, LK_WAY_PREFETCH),
+    ways("ways 6:18:4, prefetch", 6, 18, 4, LK_WAY_PREFETCH),
+    ways("ways 7:15:6, prefetch", 7, 15, 6, LK_WAY_PREFETCH),
+    ways("ways 9:13:6, prefetch", 9, 13, 6, LK_WAY_PREFETCH),
+    ways("ways 7:14:7, prefetch, in order", 7, 14, 7, LK_WAY_PREFETCH | LK_WAY_IN_ORDER),
+    ways("ways 7:14:7, in order", 7, 14, 7, LK_WAY_IN_ORDER),
+    ways("ways 4:6:2", 4, 6, 2, 0),
+    ways("ways 4:6:2, prefetch", 4, 6, 2, LK_WAY_PREFETCH),
+    ways("ways 5:8:3, prefetch", 5, 8, 3, LK_WAY_PREFETCH),
+    ways("ways 6:11:3, prefetch, in order", 6, 11, 3, LK_WAY_PREFETCH | LK_WAY_IN_ORDER),
     all_sums<roles<prefetch_path>, true>("prefetch, early"),
     all_sums<warp_roles<6, 14, 8, prefetch_pull_gather_path>>("prefetch, pull gather, 6:14:8"),
-    all_sums<warp_roles<5, 12, 11, prefetch_pull_gather_path>>("prefetch, pull gather, 5:12:11"),
     all_sums<warp_roles<6, 16, 6, prefetch_pull_path>>("prefetch, pull, 6:16:6"),
-#elif LK_GROUP == 11
-    all_sums<roles<slot_path>>("streaming results"),
-    sums_and_lists<roles<prefetch_path>>("prefetch, streaming results"),
+#elif LK_GROUP == 10
+    all_sums<roles<prefetch_path>>("prefetch, streaming results"),
 #else
     sums_and_exchanges<roles<pull_apart_path>, moving<pull_apart_path>>(
         "plain, pull, publishers apart"),
@@ -203,7 +209,6 @@ LK_GROUP_DECLARE(7)
 LK_GROUP_DECLARE(8)
 LK_GROUP_DECLARE(9)
 LK_GROUP_DECLARE(10)
-LK_GROUP_DECLARE(11)
 
 namespace
 {
@@ -211,7 +216,7 @@ namespace
 const lk_variant *(*const groups[LK_GROUPS])(int) = {
     LK_GROUP_NAME(0), LK_GROUP_NAME(1), LK_GROUP_NAME(2),  LK_GROUP_NAME(3),
     LK_GROUP_NAME(4), LK_GROUP_NAME(5), LK_GROUP_NAME(6),  LK_GROUP_NAME(7),
-    LK_GROUP_NAME(8), LK_GROUP_NAME(9), LK_GROUP_NAME(10), LK_GROUP_NAME(11),
+    LK_GROUP_NAME(8), LK_GROUP_NAME(9), LK_GROUP_NAME(10),
 };
 
 /* Written by lk_rings_variant, read by launches; the callers keep the two apart. */
@@ -240,8 +245,7 @@ const lk_ring_kernel *kernel_of(const lk_variant *v, unsigned int kind)
                               : kind == LK_KIND_FP32     ? &v->fp32
                               : kind == LK_KIND_BF16     ? &v->bf16
                               : kind == LK_KIND_EXCHANGE ? &v->exchange
-                              : kind == LK_KIND_LINES    ? &v->lines
-                                                         : &v->narrowed_list;
+                                                         : &v->lines;
 
     return k->kernel ? k : nullptr;
 }
@@ -268,7 +272,7 @@ extern "C" LK_API const char *lk_rings_variant(int number)
 
     if (!v)
         return nullptr;
-    for (unsigned int kind = LK_KIND_NARROWED; kind <= LK_KIND_LAST; kind *= 2)
+    for (unsigned int kind = LK_KIND_NARROWED; kind <= LK_KIND_LINES; kind *= 2)
         if (!ready(kernel_of(v, kind)))
             return nullptr;
     chosen = v;
@@ -280,13 +284,20 @@ extern "C" LK_API unsigned int lk_rings_variant_kinds(int number)
     const lk_variant *v = variant_of(number);
     unsigned int kinds = 0;
 
-    for (unsigned int kind = LK_KIND_NARROWED; v && kind <= LK_KIND_LAST; kind *= 2)
+    for (unsigned int kind = LK_KIND_NARROWED; v && kind <= LK_KIND_LINES; kind *= 2)
         kinds |= kernel_of(v, kind) ? kind : 0;
+    if (v && v->ways.send)
+        kinds |= LK_KIND_NARROWED | LK_KIND_FP32 | LK_KIND_BF16;
     return kinds;
 }
 
 extern "C" const lk_ring_kernel *lk_find_variant(enum lk_variant_kind kind)
 {
     return kernel_of(chosen, kind);
+}
+
+extern "C" const lk_ring_ways *lk_find_ways(void)
+{
+    return chosen->ways.send ? &chosen->ways : nullptr;
 }
 #endif

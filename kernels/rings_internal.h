@@ -141,8 +141,6 @@ enum lk_variant_kind {
     LK_KIND_BF16 = 4,
     LK_KIND_EXCHANGE = 8,
     LK_KIND_LINES = 16,
-    LK_KIND_NARROWED_LIST = 32, /* of many entries */
-    LK_KIND_LAST = LK_KIND_NARROWED_LIST,
 };
 
 /* Of libloongkernels-variants.so, which is the CUDA library with more kernels in it, for benchmarks and tests: launches
@@ -155,8 +153,17 @@ const char *lk_rings_variant(int number);
 unsigned int lk_rings_variant_kinds(int number);
 
 /* Of the CUDA backend, and only there where variants are linked in: the kernel of the one that was chosen, for a call of
- * one kind; NULL: it has none. All but LK_KIND_NARROWED_LIST are of few entries. */
+ * one kind and of few entries; NULL: it has none. */
 const struct lk_ring_kernel *lk_find_variant(enum lk_variant_kind kind);
+
+/* How a two-shot launch of the CUDA backend is run. */
+struct lk_ring_ways {
+    uint8_t send, reduce, take; /* data warps */
+    uint8_t flags;              /* LK_WAY_... */
+};
+
+/* Likewise: how the library's kernels are run instead; NULL: as it likes. */
+const struct lk_ring_ways *lk_find_ways(void);
 
 /* Of the CUDA backend: loads its kernels on the current device. 0 or a cudaError_t. */
 int lk_load_rings(void);
