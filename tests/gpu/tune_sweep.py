@@ -26,7 +26,8 @@ CTAS = 8  # of the wide communicator
 COMMS = 2  # take turns: each has luck of its own
 MOST = .03  # that the profile may be behind the best of the sweep, or what equal sides differ by
 SHARES = {2: .65, 4: 1, 8: 1.55}  # of the time, by ranks: a call of eight takes three times as long
-JOB_S = 7  # what starting and ending a job cost; three jobs a pair
+JOB_S = 7  # what starting and ending a job cost; three jobs a pair, and a short one
+AGAIN = .12  # of a pair's time, for the short one
 TUNE = .35  # of a pair's measuring is the profile's; the more rounds the sweep has, the less its own spread hides
 
 
@@ -123,11 +124,32 @@ class Pair:
         """`seconds`: for all three jobs."""
         begun = time.monotonic()
         if self.tune(max(TUNE * (seconds - 3 * JOB_S) + 1.5, 1) / .9):  # which takes .9 of it and two jobs' starting
-            self.measure(max(seconds - (time.monotonic() - begun) - JOB_S, 1))
+            left = seconds - (time.monotonic() - begun) - JOB_S
+            if self.measure(max(left - AGAIN * seconds - JOB_S, 1)):
+                self.measure_again(max(AGAIN * seconds, 1))
 
-    def fields(self):
+    def measure_again(self, seconds):
+        """What did not pass, with what was better there, in another job: all rounds of one job share its luck, and the best of
+        many ways is the luckiest one also by that."""
+        document, fields = self.fields()
+        cases, wanted = {}, {}
+        for op, size, field in fields:
+            if is_whole(field) and not judge(op, size, field, document.get("comms", 1))["passed"]:
+                cases.setdefault(op, []).append(str(size))
+                wanted.setdefault(op, set()).update(better(field))
+        if not cases:
+            return
+        command = [self.sweep.options.bench, "ways", "--ranks", str(self.ranks), "--comms", str(COMMS), "--budget", "%.1f" % seconds,
+                   "--profile", self.name + ".profile", "--json", self.name + ".again.json"]
+        for op, own in cases.items():
+            command += ["--case", "%s:%s" % (op, ",".join(own))]
+            for way in sorted(wanted[op]):
+                command += ["--way", "%s:%s" % (op, way)]
+        self.call(command, self.name + ".again.log", seconds + 60)
+
+    def fields(self, suffix=".json"):
         """[(operation, bytes, {way: record})]"""
-        with open(self.name + ".json") as f:
+        with open(self.name + suffix) as f:
             document = json.load(f)
         fields = {}
         for record in document["records"]:
@@ -139,6 +161,16 @@ def best_of(field, wide):
     """What was measured to the end, the default included: (ratio, name)."""
     return max([(record["ratio"]["median"], name) for name, record in field.items()
                 if record["state"] == "measured" and name != "again" and name.startswith("wide:") <= wide])
+
+
+def is_whole(field):
+    return all(field.get(name, {}).get("ratio") for name in ("default", "again", "profile"))
+
+
+def better(field):
+    """The ways that the profile is held against: those that were measured anew, or the best one."""
+    names = [name for name, record in field.items() if "final" in record] or [best_of(field, False)[1]]
+    return [name for name in names if "/" in name]
 
 
 def median_error(rounds):
@@ -192,6 +224,24 @@ def judge(op, size, field, comms=1):
             "states": states, "slower": slower, "not_best": short, "passed": not slower and not short}
 
 
+def judge_again(row, field, second, comms):
+    """What did not pass in one job, by the rounds of another one, in which nothing was chosen."""
+    if not is_whole(second):
+        return row
+    tuned, again = second["profile"]["ratio"], second["again"]["ratio"]
+    error = max(median_error(again["rounds"]), abs(again["median"] - 1))
+    rounds = {name: second[name]["ratio"]["rounds"] for name in ["default"] + better(field)  # also the few of one that was dropped
+              if second.get(name, {}).get("ratio")}
+    behind, name = max((middle([other / own for other, own in zip(rounds[name], tuned["rounds"])], comms) - 1, name)
+                       for name in rounds)
+    slower = 1 / tuned["median"] - 1 > error and not row["same_as_default"]
+    short = behind > max(MOST, error) and second["profile"]["choice"] != second[name]["choice"]
+    return dict(row, first_job={key: row[key] for key in ("behind_best", "best_way", "profile", "again", "median_error")},
+                profile=tuned["median"], again=again["median"], median_error=error, behind_best=behind, best_way=name,
+                allowed_behind=max(MOST, error), rounds=len(tuned["rounds"]), slower=slower, not_best=short,
+                passed=not slower and not short)
+
+
 def line(row):
     return ("%-13s %9d  default %9.1f us [%s]  A/A %.3f, spread %.1f %%, of medians %.1f %%  profile %9.1f us, %.3f [%s]  best %.3f %s  "
             "behind %+.1f %% of %.1f%s  wider %.3f %s  %d rounds  %s%s%s" % (
@@ -199,7 +249,8 @@ def line(row):
                 row["profile_us"], row["profile"], row["profile_choice"], row["best"], row["best_way"],
                 100 * row["behind_best"], 100 * row["allowed_behind"],
                 " (measured anew, first %+.1f)" % (100 * row["seemed_behind"]) if row["anew"] else "", row["wide_best"], row["wide_way"], row["rounds"],
-                "same way as the default, " * row["same_as_default"], "pass" if row["passed"] else "FAIL", ": SLOWER THAN DEFAULT" * row["slower"] + ": NOT THE BEST" * row["not_best"]))
+                "same way as the default, " * row["same_as_default"] + ("another job than the first, whose best was %+.1f %%, " % (
+                    100 * row["first_job"]["behind_best"]) if "first_job" in row else ""), "pass" if row["passed"] else "FAIL", ": SLOWER THAN DEFAULT" * row["slower"] + ": NOT THE BEST" * row["not_best"]))
 
 
 LOG_LINE = re.compile(r"NCCL INFO (\w+): (\d+) Bytes -> Algo (\w+) proto (\w+) channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\}")
@@ -246,7 +297,7 @@ class Sweep:
         """Those that have no file yet share the time by their ranks."""
         if self.options.again:
             for pair in self.pairs:
-                for suffix in (".json", ".profile"):
+                for suffix in (".json", ".again.json", ".profile"):
                     if os.path.exists(pair.name + suffix):
                         os.unlink(pair.name + suffix)
         waiting = [pair for pair in self.pairs if not pair.finished()]
@@ -288,12 +339,17 @@ class Sweep:
             if not pair.finished():
                 continue
             document, fields = pair.fields()
+            second = {}
+            if os.path.exists(pair.name + ".again.json"):
+                second = {(op, size): field for op, size, field in pair.fields(".again.json")[1]}
             self.say("%s, %d ranks: %d channels, wide %d; %d sizes left" % (
                 pair.net, pair.ranks, document["channels"], document["wide_channels"], document["left"]))
             for field in fields:
-                if not all(field[2].get(name, {}).get("ratio") for name in ("default", "again", "profile")):
+                if not is_whole(field[2]):
                     continue
                 row = judge(*field, document.get("comms", 1))
+                if not row["passed"] and field[:2] in second:
+                    row = judge_again(row, field[2], second[field[:2]], document.get("comms", 1))
                 self.say(line(row))
                 wide += row["wide_best"] > row["best"] * (1 + row["allowed_behind"])
                 rows.append(dict(row, net=pair.net, ranks=pair.ranks, machine=document["machine"]["gpu"],
@@ -307,6 +363,8 @@ class Sweep:
                  "at %d something seemed better than the profile and was measured anew" % (
                      sum(row["passed_by_rounds"] for row in rows), len(rows), sum(row["same_as_default"] for row in rows),
                      sum(row["anew"] for row in rows)))
+        self.say("%d did not pass in the job that chose the best, and were measured in another one" % (
+            sum("first_job" in row for row in rows)))
         self.say("pairs left: %s" % (", ".join(undone) or "none"))
         self.say("%d passed, %d failed" % (passed, len(rows) - passed))
         with open(os.path.join(self.options.logs, "tune_sweep.json"), "w") as f:

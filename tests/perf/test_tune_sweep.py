@@ -73,6 +73,39 @@ class Judge(unittest.TestCase):
         self.assertEqual(self.judge(1.5, again=(2, 2, 2), **{"tree/simple/0": dropped})[2], "profile")
 
 
+class Again(unittest.TestCase):
+    """What did not pass is held against the same ways in another job."""
+
+    def again(self, first, **second):
+        row = tune_sweep.judge("allreduce", 8, first)
+        self.assertFalse(row["passed"])
+        more = {name: second.pop(name) for name in list(second) if "/" in name or name == "again"}
+        return tune_sweep.judge_again(row, first, dict(field(**second), **more), 1)
+
+    def test_luck_of_one_job_is_no_failure(self):
+        row = self.again(field(1.5, 1.8), profile=1.5, way=1.51)
+        self.assertEqual((row["passed"], row["best_way"]), (True, "ring/simple/2"))
+        self.assertAlmostEqual(row["first_job"]["behind_best"], 0.2)
+        self.assertIn("another job than the first, whose best was +20.0 %", tune_sweep.line(row))
+
+    def test_what_is_better_in_both_is_one(self):
+        self.assertTrue(self.again(field(1.5, 1.8), profile=1.5, way=1.6)["not_best"])
+        self.assertTrue(self.again(field(0.9), profile=0.9)["slower"])
+        self.assertEqual(self.again(field(0.9), profile=0.9, way=0.5)["best_way"], "default")
+
+    def test_only_what_was_chosen_in_the_first_counts(self):
+        lucky = {"tree/simple/0": record(3, "tree/simple/0")}
+        self.assertTrue(self.again(field(1.5, 1.8), profile=1.5, way=1.5, **lucky)["passed"])
+        dropped = record(1.6, "ring/simple/2", state="behind")  # behind another one that is as good
+        dropped["ratio"]["rounds"] = [1.6] * 3
+        self.assertTrue(self.again(field(1.5, 1.8), profile=1.5, **{"ring/simple/2": dropped})["not_best"])
+        gone = {"ring/simple/2": {"state": "tried", "choice": "ring/simple/2"}}
+        self.assertTrue(self.again(field(1.5, 1.8), profile=1.5, **gone)["passed"])
+
+    def test_without_figures_the_first_job_stands(self):
+        self.assertFalse(self.again(field(1.5, 1.8), profile=1.5, **{"again": {"state": "left"}})["passed"])
+
+
 LOG = "h:1:2 [0] NCCL INFO AllReduce: 1048576 Bytes -> Algo %s proto %s channel{Lo..Hi}={0..%d}\n"
 
 
