@@ -8,6 +8,8 @@
  * ABORT: the word is set at some point. BELL: threads sleep; without it they wait for what they need by magic.
  * What is one step here is what no other thread can see the middle of; payload and word of a slot are two.
  * PAIRS: instead of all-reduces, every call moves TILES messages between a subset of the directed pairs, all subsets tried.
+ * LINES: with PAIRS, every other message of a unit travels in lines, of which there are two in each of LINE_SLOTS slots. A
+ * reader that has seen the first one waits for the second.
  * BUG_...: errors of the protocol that the model must find; the test runs all of them.
  */
 #ifndef RANKS
@@ -24,6 +26,9 @@
 #endif
 #ifndef CHANNELS
 #define CHANNELS 1
+#endif
+#ifndef LINE_SLOTS
+#define LINE_SLOTS 1
 #endif
 #define CTAS(r) (CHANNELS > 1 -> 1 + (r) % 2 : 1)
 
@@ -42,6 +47,12 @@
 byte word[UNITS * SLOTS];    /* written by src */
 byte payload[UNITS * SLOTS]; /* by src */
 byte credit[UNITS];          /* by dst */
+#ifdef LINES
+byte line[UNITS * LINE_SLOTS * 2]; /* flag and data of one store; by src */
+#define SHORT(n) ((n) % 2)
+#else
+#define SHORT(n) false
+#endif
 byte sent[UNITS];            /* src's alone */
 byte taken[UNITS];           /* dst's alone */
 byte reduced[RANKS * CHANNELS];
@@ -60,11 +71,20 @@ bool busy[CALLS * RANKS * RANKS];
 
 #define IN(leg, src, ch)      UNIT(leg, me, src, ch)
 #define OUT(leg, dst, ch)     UNIT(leg, dst, me, ch)
-#define ARRIVED(leg, src, ch) (word[IN(leg, src, ch) * SLOTS + taken[IN(leg, src, ch)] % SLOTS] == taken[IN(leg, src, ch)] + 1)
+#define WORD_CAME(u) (word[(u) * SLOTS + taken[u] % SLOTS] == taken[u] + 1)
+#ifdef LINES
+#define LINE_AT(u, before, i) line[((u) * LINE_SLOTS + (before) % LINE_SLOTS) * 2 + (i)]
+#define LINE_CAME(u, i) (LINE_AT(u, taken[u], i) == taken[u] + 1)
+#define CAME(u) (SHORT(taken[u] + 1) -> LINE_CAME(u, 0) : WORD_CAME(u))
+#else
+#define CAME(u) WORD_CAME(u)
+#endif
+#define ARRIVED(leg, src, ch) CAME(IN(leg, src, ch))
 #ifdef BUG_NO_CREDIT
 #define CREDIT(leg, dst, ch) true
 #else
-#define CREDIT(leg, dst, ch) (sent[OUT(leg, dst, ch)] - credit[OUT(leg, dst, ch)] < SLOTS)
+#define HAS_CREDIT(u) (sent[u] - credit[u] < (SHORT(sent[u] + 1) -> LINE_SLOTS : SLOTS))
+#define CREDIT(leg, dst, ch) HAS_CREDIT(OUT(leg, dst, ch))
 #endif
 #define MINE(ch) ((ch) % CTAS(me) == cta)
 
@@ -91,7 +111,16 @@ inline put_word(leg, dst, ch)
 
 inline read(leg, src, ch)
 {
+#ifdef LINES
+    if
+    :: SHORT(taken[IN(leg, src, ch)] + 1) ->
+        assert(LINE_CAME(IN(leg, src, ch), 0) && LINE_CAME(IN(leg, src, ch), 1))
+    :: else ->
+#endif
     assert(payload[IN(leg, src, ch) * SLOTS + taken[IN(leg, src, ch)] % SLOTS] == taken[IN(leg, src, ch)] + 1)
+#ifdef LINES
+    fi
+#endif
 }
 
 inline give_back(leg, src, ch)
@@ -117,19 +146,56 @@ inline give_back(leg, src, ch)
 #define THEN_GET  give_back
 #endif
 
+#ifdef PAIRS
+#define TAKE_LEG SCATTER
+#else
+#define TAKE_LEG GATHER
+#endif
+#define TAKE_LEFT(p, ch) ((p) != me && MINE(ch) && taken[IN(TAKE_LEG, p, ch)] < DUE_IN(p))
+
 /* The next message of a unit, for which there is credit. */
 inline send(leg, dst, ch)
 {
+#ifdef LINES
+    if
+    :: SHORT(sent[OUT(leg, dst, ch)] + 1) ->
+        LINE_AT(OUT(leg, dst, ch), sent[OUT(leg, dst, ch)], 0) = sent[OUT(leg, dst, ch)] + 1;
+#ifdef BUG_WAIT_BETWEEN_LINES
+        (!TAKE_LEFT(dst, ch) || LINE_CAME(IN(leg, dst, ch), 1) || aborted);
+#endif
+        atomic {
+            LINE_AT(OUT(leg, dst, ch), sent[OUT(leg, dst, ch)], 1) = sent[OUT(leg, dst, ch)] + 1;
+            ring(dst);
+            sent[OUT(leg, dst, ch)]++
+        }
+    :: else ->
+#endif
     atomic { FIRST_PUT(leg, dst, ch) };
     atomic {
         THEN_PUT(leg, dst, ch);
         sent[OUT(leg, dst, ch)]++
     }
+#ifdef LINES
+    fi
+#endif
 }
 
 /* A message that has arrived. */
 inline take(leg, src, ch)
 {
+#ifdef LINES
+#ifndef BUG_ONE_LINE
+    if
+    :: SHORT(taken[IN(leg, src, ch)] + 1) ->
+        (LINE_CAME(IN(leg, src, ch), 1) || aborted);
+        if
+        :: !LINE_CAME(IN(leg, src, ch), 1) -> goto over
+        :: else
+        fi
+    :: else
+    fi;
+#endif
+#endif
     atomic { FIRST_GET(leg, src, ch) };
     atomic {
         THEN_GET(leg, src, ch);
@@ -188,12 +254,6 @@ inline reduce(ch)
 #endif
 
 #define SEND_LEFT(p, ch) ((p) != me && MINE(ch) && sent[OUT(SCATTER, p, ch)] < DUE_OUT(p))
-#ifdef PAIRS
-#define TAKE_LEG SCATTER
-#else
-#define TAKE_LEG GATHER
-#endif
-#define TAKE_LEFT(p, ch) ((p) != me && MINE(ch) && taken[IN(TAKE_LEG, p, ch)] < DUE_IN(p))
 
 /* What a thread may find to do with one peer in one channel, and with its own tiles. */
 #define PEER(p, ch)                                                                     \
