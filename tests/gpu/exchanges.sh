@@ -84,6 +84,7 @@ measured eager "" --budget 4 --sizes 64K,256K,1M,4M --live 1.0
 beside kernels 18,17,16,15,12,3,10,11,4 --ctas 32,64
 random random-lines ""
 measured large "" --budget 8 --sizes 16M,256M
+measured large-32m LOONGCOMM_STAGING_START=32m --budget 2 --sizes 256M --live 1.0,0.1
 measured eager-slots "$slots" --budget 3 --sizes 64K,256K,1M,4M --live 1.0
 measured graph "" --graph --budget 3 --sizes 64K,256K,1M,4M --live 1.0
 measured sendrecv "" --sendrecv --budget 3 --sizes 64K,1M,256M --live 1.0
