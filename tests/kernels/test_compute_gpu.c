@@ -285,6 +285,127 @@ static void more_than_2_31_elements_are_updated(const struct compute_target *t)
     drop_case(&data);
 }
 
+/* ---- norms of many rows ---- */
+
+struct many_case {
+    const struct compute_target *t;
+    uint64_t columns;
+    bool layer, residual;
+};
+
+/* More rows than the blocks that stay take in some rounds, and not a whole number of rounds; by some rows at a time other
+ * kernels serve. */
+enum {
+    MANY_ROWS = 9001,
+    SOME_ROWS = 65
+};
+
+static uint16_t *random_rows(uint64_t count, uint64_t seed)
+{
+    uint16_t *near = host_alloc(count * 2), *far = device_alloc(count * 2);
+
+    CHECK(near);
+    for (uint64_t i = 0; i < count; i++)
+        near[i] = to_bf16(random_unit(&seed));
+    device_put(far, near, count * 2);
+    free(near);
+    return far;
+}
+
+struct many_memory {
+    uint16_t *x, *residual, *sum, *y;
+    float *mean, *rstd;
+};
+
+static void forward_rows(const struct many_case *c, const struct many_memory *m, uint64_t at,
+                         uint64_t rows)
+{
+    const struct lk_norm norm = { .kind = c->layer ? LK_LAYER_NORM : LK_RMS_NORM,
+                                  .rows = rows,
+                                  .columns = c->columns,
+                                  .eps = 1e-5,
+                                  .mean = m->mean + at,
+                                  .rstd = m->rstd + at };
+    const struct lk_norm_forward forward = {
+        .x = m->x + at * c->columns,
+        .x_stride = c->columns,
+        .residual = c->residual ? m->residual + at * c->columns : NULL,
+        .residual_stride = c->columns,
+        .sum = c->residual ? m->sum + at * c->columns : NULL,
+        .sum_stride = c->columns,
+        .y = m->y + at * c->columns,
+        .y_stride = c->columns,
+    };
+
+    CHECK(c->t->lib.lk_norm_forward(&norm, &forward, NULL) == 0);
+}
+
+/* As far as two roundings to bf16 of sums in another order are apart. */
+static void values_are_near(const uint16_t *got, const uint16_t *want, uint64_t count)
+{
+    uint16_t *near[2] = { host_alloc(count * 2), host_alloc(count * 2) };
+
+    CHECK(near[0] && near[1]);
+    device_get(near[0], got, count * 2);
+    device_get(near[1], want, count * 2);
+    for (uint64_t i = 0; i < count; i++) {
+        double a = from_bf16(near[0][i]), b = from_bf16(near[1][i]);
+        double bound = 0x1p-7 * (b < 0 ? -b : b) + 1e-6;
+        bool good = a - b <= bound && b - a <= bound;
+
+        if (!good)
+            fprintf(stderr, "element %llu is %g, and %g by some rows at a time\n",
+                    (unsigned long long)i, a, b);
+        CHECK(good);
+    }
+    free(near[0]);
+    free(near[1]);
+}
+
+static void many_rows_are_as_some(void *arg)
+{
+    const struct many_case *c = arg;
+    const uint64_t count = MANY_ROWS * c->columns;
+    struct many_memory m = { .x = random_rows(count, 11),
+                             .residual = random_rows(count, 13),
+                             .sum = device_alloc(count * 2),
+                             .y = device_alloc(count * 2),
+                             .mean = device_alloc((size_t)MANY_ROWS * 4),
+                             .rstd = device_alloc((size_t)MANY_ROWS * 4) };
+    struct many_memory other = m;
+
+    other.sum = device_alloc(count * 2);
+    other.y = device_alloc(count * 2);
+    forward_rows(c, &m, 0, MANY_ROWS);
+    for (uint64_t at = 0; at < MANY_ROWS; at += SOME_ROWS)
+        forward_rows(c, &other, at, MANY_ROWS - at < SOME_ROWS ? MANY_ROWS - at : SOME_ROWS);
+    values_are_near(m.y, other.y, count);
+    if (c->residual)
+        values_are_near(m.sum, other.sum, count);
+    device_release(m.x);
+    device_release(m.residual);
+    device_release(m.sum);
+    device_release(m.y);
+    device_release(m.mean);
+    device_release(m.rstd);
+    device_release(other.sum);
+    device_release(other.y);
+}
+
+static void check_many_rows(const struct compute_target *t)
+{
+    static const uint64_t columns[] = { 1024, 2048, 5120, 8192 };
+
+    for (size_t i = 0; !t->small && i < sizeof(columns) / sizeof(*columns); i++)
+        for (int way = 0; way < 4; way++) {
+            struct many_case c = { t, columns[i], way & 1, way & 2 };
+
+            run_case(many_rows_are_as_some, &c, "%s of %d x %llu%s",
+                     c.layer ? "LayerNorm" : "RMSNorm", MANY_ROWS, (unsigned long long)c.columns,
+                     c.residual ? ", with a residual" : "");
+        }
+}
+
 /* ---- parts ---- */
 
 struct part {
@@ -316,6 +437,7 @@ static const struct part parts[] = {
     {"AdamW",                         check_adamw,        false, false},
     { "SwiGLU",                       check_swiglu,       false, false},
     { "norms",                        check_norm,         false, false},
+    { "norms of many rows",           check_many_rows,    false, false},
     { "rows to experts",              check_moe,          false, false},
     { "products",                     products_are_right, true,  false},
     { "the perceptron",               check_mlp,          true,  false},
