@@ -6,7 +6,8 @@ moves in the same round, and the time beside torch's, eager and compiled.
 usage: perf/kernels/compute.py [--library FILE] [--only LIST] [--rounds N] [--limit SECONDS] [--no-compile]
        [--json FILE] [--small]
 
-Every round times a copy and all variants of a case in turn; a figure is the median over rounds. The GPU sleeps while a
+Beside it stands the share of what a copy of that many bytes moves (cudaMemcpyAsync, as cold): where that is small, so is the
+copy's rate. Every round times the copies and all variants of a case in turn; a figure is the median over rounds. The GPU sleeps while a
 sample is put onto the stream, so that the host's time for it does not count. A case that touches little has several sets of
 tensors, which take turns, so that its data comes from memory and not from L2. Results are checked before they are timed
 against torch in fp32. --only: names of cases, or the beginning of them. --limit: no case is begun and nothing is
@@ -110,14 +111,24 @@ class Bench:
         count = 1 if self.options.small else min(max(int(SAMPLE_US / us) + 1, 2), 200)
         return calls, count, host_us
 
-    def measure(self, variants):
-        """Times per variant and round, with those of a copy."""
+    def copies_of(self, moved):
+        """Copies that move so many bytes each, one behind another through what copy() copies: as cold as a case's sets."""
+        size = min(max(moved // 2, 1), self.copy_from.numel())
+        count = min(self.copy_from.numel() // size, 16)
+        pairs = [(self.copy_to[i * size:(i + 1) * size], self.copy_from[i * size:(i + 1) * size]) for i in range(count)]
+        return [lambda to=to, source=source: to.copy_(source) for to, source in pairs], 2 * size
+
+    def measure(self, variants, moved):
+        """Times per variant and round, with those of a large copy and GB/s of one that moves as many bytes as a call does."""
         prepared = {name: self.prepare(calls) for name, calls in variants.items()}
         prepared["copy"] = self.prepare([self.copy])
+        copies, size = self.copies_of(moved)
+        prepared["same size"] = self.prepare(copies)
         times = {name: [] for name in prepared}
         for _ in range(self.options.rounds):
             for name, arguments in prepared.items():
                 times[name].append(self.sample(*arguments))
+        times["same size"] = [size / us * 1e-3 for us in times["same size"]]
         return times
 
 
@@ -632,8 +643,9 @@ def run_case(bench, case):
             print("# %s, %s: %s" % (case.op, name, str(failure).splitlines()[0]))
             continue
         variants[name] = [lambda s=s, function=function: function(s) for s in sets]
-    times = bench.measure(variants)
+    times = bench.measure(variants, case.bytes)
     copy_gbs = [2 * bench.copy_from.numel() / us * 1e-3 for us in times.pop("copy")]
+    same_gbs = times.pop("same size")
     bench.copy_best = max(bench.copy_best, statistics.median(copy_gbs))
     records = []
     for name, us in times.items():
@@ -642,7 +654,9 @@ def run_case(bench, case):
                         "live": 1, "variant": name, "median_us": statistics.median(us), "p10": quantile(us, 0.1),
                         "p99": quantile(us, 0.99), "algbw": statistics.median(gbs), "sets": len(sets),
                         "copy_gbs": statistics.median(copy_gbs),
-                        "copy_share": statistics.median([g / c for g, c in zip(gbs, copy_gbs)])})
+                        "copy_share": statistics.median([g / c for g, c in zip(gbs, copy_gbs)]),
+                        "same_size_gbs": statistics.median(same_gbs),
+                        "same_size_share": statistics.median([g / c for g, c in zip(gbs, same_gbs)])})
     records[0].update(verified=verified, errors=[got for got, _ in errors])
     rivals = [name for name in times if name != "loongcomm" and name != "fused, not clipped"]
     if rivals:
@@ -653,8 +667,8 @@ def run_case(bench, case):
 
 def print_case(records):
     for r in records:
-        line = "%-20s %-44s %-26s %9.1f %8.0f %5.1f %%" % (
-            r["op"], r["case"], r["variant"], r["median_us"], r["algbw"], 100 * r["copy_share"])
+        line = "%-20s %-44s %-26s %9.1f %8.0f %5.1f %% %5.1f %%" % (
+            r["op"], r["case"], r["variant"], r["median_us"], r["algbw"], 100 * r["copy_share"], 100 * r["same_size_share"])
         if "ratio" in r:
             line += "  %.2f (%.2f..%.2f) of %s" % (r["ratio"]["median"], r["ratio"]["p10"], r["ratio"]["p90"], r["rival"])
         if not r.get("verified", True):
@@ -678,7 +692,7 @@ def main(options):
     torch._functorch.config.donated_buffer = False  # graphs are gone through again and again
     machine = {"gpu": torch.cuda.get_device_name() if bench.cuda else None, "torch": torch.__version__}
     print("# %s, torch %s, %s" % (machine["gpu"] or "host library", machine["torch"], COMPILE_MODE))
-    print("%-20s %-44s %-26s %9s %8s %7s  %s" % ("operation", "case", "variant", "median us", "GB/s", "of copy",
+    print("%-20s %-44s %-26s %9s %8s %7s %7s  %s" % ("operation", "case", "variant", "median us", "GB/s", "of copy", "of same",
                                                  "best of torch / ours (p10..p90)"))
     records, left_out = [], 0
     for make in list_cases(bench):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The forms that compute kernels have beside the product's (LK_COMPUTE_VARIANTS), side by side in one run, and others beside
-torch: time, bytes that must move per second, their share of what a copy moves in the same round.
+torch: time, bytes that must move per second, their share of what a copy moves in the same round, and one of the same size.
 
 usage: perf/kernels/compute_variants.py [--library FILE] [--only LIST] [--rounds N] [--limit SECONDS] [--quiet SECONDS]
        [--json FILE] [--small]
@@ -161,7 +161,8 @@ def measure_case(c, bench, number, family, outputs, case, skipped):
         forms.choose(-1)
         variants[name], sizes[name] = calls, size
     say(begin="timing", case=number)
-    times = bench.measure(variants)
+    times = bench.measure(variants, case.bytes)
+    same = times.pop("same size")
     copies = [2 * bench.copy_from.numel() / us * 1e-3 for us in times.pop("copy")]
     forms.choose(-1)
     for name, us in times.items():
@@ -170,6 +171,8 @@ def measure_case(c, bench, number, family, outputs, case, skipped):
                         family=family, median_us=statistics.median(us), p10=c.quantile(us, 0.1), p90=c.quantile(us, 0.9),
                         p99=c.quantile(us, 0.99), algbw=statistics.median(gbs), copy_gbs=statistics.median(copies),
                         copy_share=statistics.median([g / m for g, m in zip(gbs, copies)]),
+                        same_size_gbs=statistics.median(same),
+                        same_size_share=statistics.median([g / m for g, m in zip(gbs, same)]),
                         verified=right.get(name, True)))
     say(done=number)
 
@@ -293,8 +296,9 @@ class Watch:
 
     @staticmethod
     def print(r):
-        print("%-21s %-44s %-34s %9.1f %9.1f %9.1f %7.0f %6.1f %%%s" % (
+        print("%-21s %-44s %-34s %9.1f %9.1f %9.1f %7.0f %6.1f %% %6.1f %%%s" % (
             r["op"], r["case"], r["variant"], r["median_us"], r["p10"], r["p90"], r["algbw"], 100 * r["copy_share"],
+            100 * r["same_size_share"],
             "" if r["verified"] else "  WRONG"), flush=True)
 
     def write(self):
@@ -343,6 +347,6 @@ if __name__ == "__main__":
     options = parser.parse_args()
     if options.work:
         sys.exit(work(options))
-    print("%-21s %-44s %-34s %9s %9s %9s %7s %8s" % ("operation", "case", "form", "median us", "p10", "p90", "GB/s",
-                                                     "of copy"), flush=True)
+    print("%-21s %-44s %-34s %9s %9s %9s %7s %8s %8s" % ("operation", "case", "form", "median us", "p10", "p90", "GB/s",
+                                                         "of copy", "of same"), flush=True)
     sys.exit(Watch(options).run())
