@@ -123,6 +123,8 @@ class Pair:
     def run(self, seconds):
         """`seconds`: for all three jobs."""
         begun = time.monotonic()
+        if os.path.exists(self.name + ".again.json"):  # of another job than the one that is measured now
+            os.unlink(self.name + ".again.json")
         if self.tune(max(TUNE * (seconds - 3 * JOB_S) + 1.5, 1) / .9):  # which takes .9 of it and two jobs' starting
             left = seconds - (time.monotonic() - begun) - JOB_S
             if self.measure(max(left - AGAIN * seconds - JOB_S, 1)):

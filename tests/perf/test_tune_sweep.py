@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How tests/gpu/tune_sweep.py judges what it measured, and what it measures."""
+import json
 import os
 import sys
 import tempfile
@@ -107,6 +108,44 @@ class Again(unittest.TestCase):
 
 
 LOG = "h:1:2 [0] NCCL INFO AllReduce: 1048576 Bytes -> Algo %s proto %s channel{Lo..Hi}={0..%d}\n"
+
+
+class Jobs(unittest.TestCase):
+    """Which jobs a pair runs; what runs them is stood in for."""
+
+    def run_pair(self, way):
+        with tempfile.TemporaryDirectory() as folder:
+            options = types.SimpleNamespace(logs=folder, bench="bench", command="loongcomm", net="net.so", seconds=9, ranks="2",
+                                            nets="sockets", most="256m", again=False, rig=True)
+            pair = tune_sweep.Sweep(options).pairs[0]
+            with open(pair.name + ".again.json", "w") as f:
+                f.write("of another time")
+            jobs = []
+
+            def call(command, log, limit, **variables):
+                jobs.append(command)
+                if command[1] == "tune":
+                    with open(pair.name + ".profile.new", "w"):
+                        return True
+                records = [dict(record, way=name, op="allreduce", bytes=8) for name, record in field(1.5, way).items()]
+                with open(command[command.index("--json") + 1], "w") as f:
+                    json.dump({"comms": 2, "records": records}, f)
+                return True
+
+            pair.call = call
+            pair.run(9)
+            return jobs, os.path.exists(pair.name + ".again.json")
+
+    def test_what_passes_needs_no_other_job(self):
+        jobs, again = self.run_pair(1.5)
+        self.assertEqual(([job[1] for job in jobs], again), (["tune", "ways"], False))
+
+    def test_what_does_not_is_measured_again_with_what_was_better(self):
+        jobs, again = self.run_pair(1.7)
+        self.assertEqual(([job[1] for job in jobs], again), (["tune", "ways", "ways"], True))
+        words = jobs[2]
+        self.assertEqual([words[i + 1] for i, word in enumerate(words) if word in ("--case", "--way")],
+                         ["allreduce:8", "allreduce:ring/simple/2"])
 
 
 class Log(unittest.TestCase):
