@@ -72,7 +72,6 @@ struct lc_peers *lc_peers_change(struct lc_peers *peers, uint32_t change, uint32
                                 .facts = peers->facts,
                                 .fd = -1 };
     later->rings.shape = peers->rings.shape;
-    later->rings.far = peers->rings.far;
     later->rings.shape.slots = slots;
     peers->made++;
     borrow(later);

@@ -385,7 +385,6 @@ bool lc_peers_take_room(struct lc_peers *peers)
     for (uint32_t r = 0; r < peers->rings.shape.ranks; r++)
         peers->sharers += r != peers->rings.rank &&
                           strcmp(peers->offers[r].gpu, peers->offers[peers->rings.rank].gpu) == 0;
-    peers->rings.far = peers->sharers == 1;
     if (peers->backend->cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount,
                                                peers->facts.device) != cudaSuccess ||
         n < 1)

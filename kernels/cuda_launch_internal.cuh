@@ -48,6 +48,5 @@ static inline int lk_launch_kernel(const lk_ring_kernel &kernel, uint32_t ctas, 
 
 /* Absent from the library that is installed. */
 #pragma weak lk_find_variant
-#pragma weak lk_find_ways
 
 #endif

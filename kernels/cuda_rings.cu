@@ -13,8 +13,8 @@ using namespace lk_rings_device;
 namespace
 {
 
-/* At most; the launch says what they do. */
-using roles = launch_roles<28>;
+/* Of the shapes that were measured on an H200 the fastest with 32 CTAs and with 16 (perf/results). */
+using roles = warp_roles<7, 17, 4>;
 constexpr uint32_t line_threads = 512;
 
 static_assert(roles::residents == 1, "co-residency is planned with a multiprocessor for each CTA");
@@ -90,34 +90,6 @@ kernel_set find_set(kind k, bool lines)
 
 extern "C" const uint32_t lk_backend_ranks = LK_DEVICE_RANKS;
 
-/* Of the shapes that were measured on an H200 the fastest with 32 CTAs and with 16 (perf/results). */
-static const lk_ring_ways near_ways[KINDS] = {
-    {7,  17, 4, 0},
-    { 7, 17, 4, 0},
-    { 7, 17, 4, 0},
-    { 7, 17, 4, 0},
-    { 7, 17, 4, 0},
-};
-static const lk_ring_ways far_ways[KINDS] = {
-    {7,  17, 4, 0},
-    { 7, 17, 4, 0},
-    { 7, 17, 4, 0},
-    { 7, 17, 4, 0},
-    { 7, 17, 4, 0},
-};
-
-extern "C" void lk_choose_ways(lk_ring_head *head)
-{
-    const lk_ring_ways *w = lk_find_ways ? lk_find_ways() : nullptr;
-
-    if (!w)
-        w = &(head->rings.far ? far_ways : near_ways)[kind_of(*head)];
-    head->send = w->send;
-    head->reduce = w->reduce;
-    head->take = w->take;
-    head->ways = w->flags;
-}
-
 /* What is measured in the place of a kernel, or NULL. */
 static const lk_ring_kernel *find_other(const lk_ring_head &head)
 {
@@ -143,8 +115,7 @@ static lk_ring_kernel find_kernel(const lk_ring_head &head)
     if (other)
         return *other;
     found.kernel = head.n <= LK_RING_SMALL ? set.small : set.large;
-    found.threads = one ? line_threads
-                        : 32 * (control_warps<launch_path> + head.send + head.reduce + head.take);
+    found.threads = one ? line_threads : roles::threads;
     return found;
 }
 

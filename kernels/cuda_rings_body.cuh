@@ -13,10 +13,6 @@
 namespace lk_rings_device
 {
 
-struct warp_shares {
-    uint32_t send, reduce, take;
-};
-
 /* Data warps of each role, and granules that a warp moves at once. What a multiprocessor gets done depends on the loads that
  * it has under way; 7, 17 and 4 warps in 64 registers have about 28, 51 and 16 KB of them. */
 template <uint32_t Send, uint32_t Reduce, uint32_t Take, class Path = slot_path> struct warp_roles {
@@ -28,19 +24,6 @@ template <uint32_t Send, uint32_t Reduce, uint32_t Take, class Path = slot_path>
     static constexpr uint32_t residents = threads > 512 ? 1 : 2; /* CTAs of a multiprocessor */
     static constexpr uint32_t stages = Path::bulk ? (Send + Reduce) * stage_bytes
                                                   : 0; /* bytes of shared memory */
-
-    template <class Args> static __device__ __forceinline__ warp_shares shares(const Args &)
-    {
-        return { send, reduce, take };
-    }
-};
-
-/* The library's: so many data warps at most, shared out as the launch says. */
-template <uint32_t Data> struct launch_roles : warp_roles<Data, 0, 0, launch_path> {
-    template <class Args> static __device__ __forceinline__ warp_shares shares(const Args &args)
-    {
-        return { args.head.send, args.head.reduce, args.head.take };
-    }
 };
 
 /* Where one pack's elements lie. */
@@ -174,18 +157,16 @@ template <class V, class Path> struct value_writer : slot_writer<Path> {
     __device__ explicit value_writer(uint8_t *stage) : slot_writer<Path>{ stage, 0 }
     {
     }
-    /* in_order: if the path leaves it to the launch. */
     __device__ __forceinline__ void put_pack(uint64_t slot, uint32_t granule, uint32_t lane,
-                                             uint4 v, bool in_order)
+                                             uint4 v)
     {
-        in_order = !V::in_order && (Path::by_launch ? in_order : Path::in_order);
-        if (in_order) {
+        if constexpr (Path::in_order) {
             int from = static_cast<int>(V::pack_lane(lane));
 
             v = make_uint4(__shfl_sync(ALL_LANES, v.x, from), __shfl_sync(ALL_LANES, v.y, from),
                            __shfl_sync(ALL_LANES, v.z, from), __shfl_sync(ALL_LANES, v.w, from));
         }
-        this->put(slot + granule * LK_GRANULE, in_order ? lane : V::lane_pack(lane), v);
+        this->put(slot + granule * LK_GRANULE, Path::in_order ? lane : V::lane_pack(lane), v);
     }
 };
 
@@ -206,7 +187,7 @@ template <class V, class Args, class Path> struct send_work : data<V, Args> {
     {
         if (!any_bit(wire))
             return 0;
-        writer.put_pack(j.slot, granule, lane, wire, this->args.head.ways & LK_WAY_IN_ORDER);
+        writer.put_pack(j.slot, granule, lane, wire);
         return 1U << granule;
     }
 
@@ -350,7 +331,7 @@ template <class V, class Args, class Path> struct reduce_work : data<V, Args> {
                                                         lk_slot_offset(&rings.shape, LK_GATHER, r,
                                                                        j.at.channel, j.out.slot)
                                                   : segment_of(r) + j.out_slot,
-                                granule, lane, wire, args.head.ways & LK_WAY_IN_ORDER);
+                                granule, lane, wire);
         return 1U << granule;
     }
 
@@ -542,32 +523,28 @@ __device__ __forceinline__ void run_data_warp(const Args &args, pipeline *pipeli
 {
     using Path = typename R::path;
     uint8_t *stage = Path::bulk ? stages + warp * stage_bytes : nullptr;
-    warp_shares shares = R::shares(args);
     auto run = [pipelines](auto work, uint32_t role, uint32_t number, uint32_t warps) {
         move_jobs(&work, &pipelines[role], number, warps, work.span(warps));
     };
 
-    if (warp < shares.send)
+    if (warp < R::send)
         run(batches<R::send_ahead / V::weight, send_work<V, Args, Path>>(args, stage), ROLE_SEND,
-            warp, shares.send);
-    else if (warp < shares.send + shares.reduce)
+            warp, R::send);
+    else if (warp < R::send + R::reduce)
         run(batches<R::reduce_ahead / V::weight, reduce_work<V, Args, Path>>(args, stage),
-            ROLE_REDUCE, warp - shares.send, shares.reduce);
+            ROLE_REDUCE, warp - R::send, R::reduce);
     else if (args.head.work == LK_WORK_ALL_REDUCE)
-        run(batches<R::take_ahead, take_work<V, Args>>(args), ROLE_TAKE,
-            warp - shares.send - shares.reduce, shares.take);
+        run(batches<R::take_ahead, take_work<V, Args>>(args), ROLE_TAKE, warp - R::send - R::reduce,
+            R::take);
 }
 
-/* A thread for each place: one after another they take as long as a look at memory. */
-__device__ __forceinline__ void init_pipelines(pipeline *pipelines, const warp_shares &shares)
+template <class R> __device__ __forceinline__ void init_pipelines(pipeline *pipelines)
 {
-    uint32_t role = threadIdx.x / pipeline::depth;
-    uint32_t warps = role == ROLE_SEND     ? shares.send
-                     : role == ROLE_REDUCE ? shares.reduce
-                                           : shares.take;
-
-    if (role < ROLES)
-        init_place(&pipelines[role], threadIdx.x % pipeline::depth, warps);
+    if (threadIdx.x)
+        return;
+    init_pipeline(&pipelines[ROLE_SEND], R::send);
+    init_pipeline(&pipelines[ROLE_REDUCE], R::reduce);
+    init_pipeline(&pipelines[ROLE_TAKE], R::take);
 }
 
 /* A control warp. */
@@ -596,7 +573,7 @@ __device__ __forceinline__ void run_cta(const Args &args, pipeline *pipelines, u
     constexpr uint32_t controls = control_warps<typename R::path>;
     uint32_t warp = threadIdx.x / 32;
 
-    init_pipelines(pipelines, R::shares(args));
+    init_pipelines<R>(pipelines);
     __syncthreads();
     if (warp < controls)
         run_control<typename R::path>(args, pipelines, warp, cta, ctas);

@@ -133,14 +133,6 @@ static __device__ __forceinline__ void bulk_wait()
 #endif
 }
 
-/* L2 is asked for what will be read soon. Both multiples of 16. */
-static __device__ __forceinline__ void prefetch(uint64_t from, uint32_t bytes)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-#endif
-}
-
 /* Two lines of a one-shot call. Each is whole, the two may come apart. */
 static __device__ __forceinline__ void store_lines(uint64_t address, uint64_t first,
                                                    uint64_t second)

@@ -47,20 +47,6 @@ struct pull_apart_path : pull_path {
     static constexpr bool publish_apart = true;
 };
 
-/* Loads wait for L2 and not for memory. */
-struct prefetch_path : slot_path {
-    static constexpr bool prefetch = true;
-};
-struct prefetch_in_order_path : prefetch_path {
-    static constexpr bool in_order = true;
-};
-struct prefetch_pull_gather_path : prefetch_path {
-    static constexpr bool pull_gather = true;
-};
-struct prefetch_pull_path : prefetch_pull_gather_path {
-    static constexpr bool pull_scatter = true, pull_exchange = true;
-};
-
 struct bulk_path : slot_path {
     static constexpr bool bulk = true;
 };
@@ -70,7 +56,7 @@ struct bulk_apart_path : bulk_path {
 
 /* All of it between the two, for the emulation. */
 struct pull_bulk_apart_path : pull_apart_path {
-    static constexpr bool bulk = true, in_order = true, prefetch = true;
+    static constexpr bool bulk = true, in_order = true;
 };
 struct pull_gather_few_fences_path : pull_gather_path {
     static constexpr uint32_t jobs_a_fence = 4;

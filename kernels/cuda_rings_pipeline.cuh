@@ -30,14 +30,6 @@ struct slot_path {
                           pull_exchange = false; /* slots lie at the writer */
     static constexpr bool publish_apart = false; /* a warp for each role publishes */
     static constexpr uint32_t jobs_a_fence = 1;  /* that are waited for, for a while */
-    static constexpr bool prefetch = false;      /* L2 is asked for the tensors of the next jobs */
-    static constexpr bool by_launch =
-        false; /* in_order and prefetch are as the launch says (head.ways) */
-};
-
-/* The library's. */
-struct launch_path : slot_path {
-    static constexpr bool by_launch = true;
 };
 
 constexpr uint32_t stage_granules = 3; /* of a warp whose payload goes by bulk copies */
@@ -244,20 +236,15 @@ template <uint32_t Roles, class Pipeline, class Words, uint32_t JobsAFence> stru
     }
 };
 
-/* Before a barrier of all: by one thread for each place, or for all by one. */
-template <class Pipeline>
-__device__ __forceinline__ void init_place(Pipeline *p, uint32_t i, uint32_t data_warps)
-{
-    barrier_init(&p->full[i], 1);
-    barrier_init(&p->done[i], data_warps);
-    barrier_init(&p->free[i], 1);
-}
-
+/* By one thread, before a barrier of all. */
 template <class Pipeline>
 __device__ __forceinline__ void init_pipeline(Pipeline *p, uint32_t data_warps)
 {
-    for (uint32_t i = 0; i < Pipeline::depth; i++)
-        init_place(p, i, data_warps);
+    for (uint32_t i = 0; i < Pipeline::depth; i++) {
+        barrier_init(&p->full[i], 1);
+        barrier_init(&p->done[i], data_warps);
+        barrier_init(&p->free[i], 1);
+    }
 }
 
 /* ---- data warps ---- */

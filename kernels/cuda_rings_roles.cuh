@@ -59,6 +59,7 @@ struct entry_range {
 template <class Args>
 __device__ __forceinline__ uint32_t entry_of(const Args &args, uint32_t pack, entry_range range)
 {
+#pragma unroll 1
     while (range.end - range.begin > 1) {
         uint32_t middle = (range.begin + range.end) / 2;
 
@@ -78,29 +79,26 @@ __device__ __forceinline__ entry_range entries_of(const Args &args, uint32_t fir
     uint32_t n = args.head.n, begin = entry_of(args, first, { 0, n });
     entry_range rest = { begin, begin + 1 };
 
+#pragma unroll 1
     for (uint32_t step = 1; rest.end < n && args.entries[rest.end].first <= last; step *= 2)
         rest = { rest.end, n - rest.end > step ? rest.end + step : n };
     return { begin, entry_of(args, last, rest) + 1 };
 }
 
-/* Of the tile space, what one job is about. */
-struct tile_packs {
-    uint32_t first; /* pack */
-    uint32_t packs;
-    uint32_t part; /* whose part of the input it is; 0 but for a reduce-scatter */
-    entry_range
-        entries; /* in which these packs lie: data warps would each look for them, while their loads wait */
-};
-
 /* Written by the warp that looks before it arrives at `full`, but for `wrote`; read by data warps until they arrive at
  * `done`, and then by the warp that publishes until it arrives at `free`. */
-struct job : tile_packs { /* without packs: this is the end */
+struct job {
     uint64_t
         slot; /* address of the payload: of the destination's slot (send), of the source's (take), of all slots of
                       the leg (reduce; where slots lie at the writer, their offset in its segment) */
     uint64_t out_slot; /* reduce: offset of the result's slot in every destination's segment */
     message out;       /* send, reduce */
     place at;
+    uint32_t first; /* pack of the tile space */
+    uint32_t packs; /* 0: this is the end */
+    uint32_t part;  /* whose part of the input it is; 0 but for a reduce-scatter */
+    entry_range
+        entries; /* of these packs: each data warp would look for them itself, while its loads wait */
     uint32_t
         wrote; /* granules put into the slot; data warps set bits. Of the end: the call has been cut short */
     uint64_t in[LK_DEVICE_RANKS];    /* number of each source's message (take: [0]) */
@@ -201,43 +199,19 @@ template <class Args, class Path> struct call {
     }
 
     /* Which packs a tile has. */
-    __device__ __forceinline__ tile_packs tile_of(uint32_t owner, const place &at) const
+    __device__ __forceinline__ void describe(job *out, uint32_t owner, const place &at) const
     {
         uint32_t packs = args.head.tile_granules * granule_packs;
         uint32_t tile = tile_number(at);
         uint32_t first = (gathers ? tile * shape().ranks + owner : tile) * packs;
         uint32_t left = args.head.packs - first;
 
-        packs = packs < left ? packs : left;
-        return { first, packs, gathers ? 0 : owner, entries_of(args, first, first + packs - 1) };
-    }
-    __device__ __forceinline__ void describe(job *out, uint32_t owner, const place &at) const
-    {
-        static_cast<tile_packs &>(*out) = tile_of(owner, at);
         out->at = at;
+        out->first = first;
+        out->packs = packs < left ? packs : left;
+        out->part = gathers ? 0 : owner;
+        out->entries = entries_of(args, first, first + out->packs - 1);
         out->wrote = 0;
-    }
-
-    /* Of the tensors, what data warps will load: what they wait for is then nearer. Of many small tensors the first ones
-     * only, so that no job is kept waiting. */
-    __device__ __forceinline__ void fetch_ahead(const tile_packs &j) const
-    {
-        constexpr uint32_t most = 4;
-        uint32_t elements = lk_pack_elements(args.head.wire);
-        uint32_t size = args.head.type == LK_FP32 ? 4 : 2;
-
-        for (uint32_t i = 0; i < most && j.entries.begin + i < j.entries.end; i++) {
-            const lk_ring_entry &e = args.entries[j.entries.begin + i];
-            uint64_t stride = args.head.stride ? args.head.stride : e.count;
-            uint64_t at = j.first > e.first ? uint64_t{ j.first - e.first } * elements : 0;
-            uint64_t end = uint64_t{ j.first + j.packs - e.first } * elements;
-            uint64_t tensor = e.in + j.part * stride * size;
-            uint64_t from = (tensor + at * size + 15) / 16 * 16;
-            uint64_t to = (tensor + (end < e.count ? end : e.count) * size) / 16 * 16;
-
-            if (from < to)
-                prefetch(from, static_cast<uint32_t>(to - from));
-        }
     }
 
     /* Of a unit between this rank and an owner of tiles. */
@@ -280,11 +254,6 @@ template <class Args, class Path> struct call {
 
         if (word)
             *word = 1;
-    }
-    /* The path's, or the launch's. */
-    __device__ __forceinline__ bool prefetches() const
-    {
-        return Path::by_launch ? args.head.ways & LK_WAY_PREFETCH : Path::prefetch;
     }
     __device__ __forceinline__ bool aborted() const
     {
@@ -415,12 +384,6 @@ template <class Call> struct peer_order {
 
 template <class Call> struct send_role : peer_order<Call> {
     using peer_order<Call>::c;
-    static constexpr bool loads = true; /* of tensors */
-
-    __device__ __forceinline__ uint32_t owner(const place &at) const
-    {
-        return c.peer(at.step);
-    }
     unit_counts sent;
     /* Of lane 0, which looks at the place that is next: slots that were waited for of peers which had taken out one of this
      * call, so that they were in it, too; and whether one is being waited for. */
@@ -470,7 +433,6 @@ template <class Call> struct send_role : peer_order<Call> {
 
 template <class Call> struct take_role : peer_order<Call> {
     using peer_order<Call>::c;
-    static constexpr bool loads = false;
     unit_counts taken;
 
     __device__ __forceinline__ explicit take_role(const Call &call) : peer_order<Call>{ call }
@@ -513,13 +475,7 @@ struct message_pair {
 
 /* Own tiles: a lane for each peer of a place. */
 template <class Call> struct reduce_role {
-    static constexpr bool loads = true;
     const Call &c;
-
-    __device__ __forceinline__ uint32_t owner(const place &) const
-    {
-        return c.rank();
-    }
     uint32_t src; /* this lane's peer */
     uint32_t member;
     unit_counts taken;
@@ -628,78 +584,24 @@ template <class Call, class Role> struct looking_warp {
     pipeline *p;
     place head;     /* of job `made` */
     uint32_t made;  /* jobs that have been handed over */
-    uint32_t asked; /* jobs whose tensors L2 has been asked for */
     uint32_t which; /* of the places that are looked at together, this lane's */
     uint32_t most;  /* of them */
 
-    /* Jobs whose tensors are on their way to L2. All of them that the pipeline holds would push out each other. */
-    static constexpr bool may_ask = (Call::path::prefetch || Call::path::by_launch) && Role::loads;
-    static constexpr uint32_t ahead = 3;
-    static_assert(ahead < depth);
-
     __device__ __forceinline__ looking_warp(const Call &call, const Role &r, pipeline *pipe)
-        : c(call), role(r), p(pipe), head(r.begin()), made(0), asked(0),
-          which(call.lane / r.lanes()), most(32 / r.lanes() < depth ? 32 / r.lanes() : depth)
+        : c(call), role(r), p(pipe), head(r.begin()), made(0), which(call.lane / r.lanes()),
+          most(32 / r.lanes() < depth ? 32 / r.lanes() : depth)
     {
-    }
-    /* The place `which` behind the next one, or what is behind the end. */
-    __device__ __forceinline__ place place_ahead() const
-    {
-        place at = head;
-
-        for (uint32_t i = 0; i < which && i < most; i++)
-            role.advance(&at);
-        return at;
-    }
-    /* Asks for what the first jobs will be, whatever they wait for. */
-    __device__ __forceinline__ void ask_first()
-    {
-        place at = place_ahead();
-
-        if (which < ahead && which < most && c.lane % role.lanes() == 0 && !role.end(at))
-            c.fetch_ahead(c.tile_of(role.owner(at), at));
-        asked = ahead < most ? ahead : most;
-    }
-    __device__ __forceinline__ bool is_done(uint32_t number) const
-    {
-        return barrier_ended(&p->done[number % depth], number / depth % 2);
-    }
-    /* Asks for jobs that have been handed over and are not far any more: data warps are through with the one `ahead`
-     * before. They may even be through with the job itself. */
-    __device__ __forceinline__ void ask()
-    {
-        uint32_t number, n;
-        bool over, near;
-
-        if (made > asked + depth)
-            asked = made - depth;
-        number = asked + c.lane;
-        over = number < made && is_done(number);
-        near = number < made && !over && (number < ahead || is_done(number - ahead));
-        n = leading_ones(__ballot_sync(ALL_LANES, over || near));
-        if (c.lane < n && near)
-            c.fetch_ahead(p->jobs[number % depth]);
-        asked += n;
-    }
-    __device__ __forceinline__ void wait()
-    {
-        if constexpr (may_ask) {
-            if (c.prefetches()) {
-                for (ask(); !__all_sync(ALL_LANES, has_room(p, made)); ask())
-                    rest();
-                return;
-            }
-        }
-        wait_for_room(p, made);
     }
     /* Places from `head` on become a job each, up to the first that is not ready. True if any was. */
     __device__ __forceinline__ bool look()
     {
         uint32_t number = made + which, found;
         bool has = which < most && has_room(p, number), ready = false;
-        place at = place_ahead();
+        place at = head;
         uint64_t word = 0;
 
+        for (uint32_t i = 0; i < which && i < most; i++)
+            role.advance(&at);
         has = has && !role.end(at);
         if (!has)
             at = head;
@@ -734,11 +636,8 @@ template <class Call, class Role> struct looking_warp {
     {
         uint32_t tries = 0;
 
-        if constexpr (may_ask)
-            if (c.prefetches())
-                ask_first();
         while (!role.end(head)) {
-            wait();
+            wait_for_room(p, made);
             tries = look() ? 0 : tries + 1;
             if (tries % tries_per_abort_check == tries_per_abort_check - 1 && c.aborted())
                 return false;

@@ -80,8 +80,7 @@ __device__ __forceinline__ uint4 narrow_bf16_pack(const float x[8])
 /* Both sides fp32. */
 struct value_fp32 {
     using element = float;
-    static constexpr uint32_t pack = 4;    /* elements */
-    static constexpr bool in_order = true; /* lane i has a granule's pack i */
+    static constexpr uint32_t pack = 4; /* elements */
     static constexpr uint32_t weight =
         1; /* a warp moves fewer granules at once where each takes more registers */
     using raw = float4;
@@ -166,7 +165,6 @@ __device__ __forceinline__ uint32_t half_of(const uint4 &w, uint32_t i)
 template <bool Stochastic> struct value_fp32_bf16 {
     using element = float;
     static constexpr uint32_t pack = 8;
-    static constexpr bool in_order = false;
     static constexpr uint32_t weight = Stochastic ? 2 : 1;
     struct raw {
         float4 a, b;
@@ -260,7 +258,6 @@ template <bool Stochastic> struct value_fp32_bf16 {
 template <bool Half> struct value_16 {
     using element = uint16_t;
     static constexpr uint32_t pack = 8;
-    static constexpr bool in_order = true;
     static constexpr uint32_t weight = 1;
     using raw = uint4;
 

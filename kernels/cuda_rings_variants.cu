@@ -3,9 +3,6 @@
  * The kernels of a group of variants, and of group 0 the choice among all. For launches with few entries, of fp32 with
  * either wire, of bf16, of exchanges, and of one-shot sums of fp32.
  */
-#if LK_GROUP == 10
-#define LK_STORE "st.global.cs" /* results do not push slots out of L2 */
-#endif
 #include "kernels/cuda_variants_internal.cuh"
 
 #include "kernels/cuda_exchange_body.cuh"
@@ -20,24 +17,13 @@ using namespace lk_rings_device;
 namespace
 {
 
-/* All that was before is there, and what comes next may come early as well. */
-__device__ __forceinline__ void begin_early()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-template <class V, class R, unsigned N = LK_RING_SMALL, bool Early = false>
+template <class V, class R>
 __global__ void __launch_bounds__(R::threads, R::residents)
-    lk_variant_kernel(const __grid_constant__ ring_args<N> args)
+    lk_variant_kernel(const __grid_constant__ ring_args<LK_RING_SMALL> args)
 {
     __shared__ pipeline pipelines[ROLES];
     __shared__ __align__(128) uint8_t stages[R::stages ? R::stages : 16];
 
-    if (Early)
-        begin_early();
     run_cta<V, R>(args, pipelines, blockIdx.x, gridDim.x, stages);
 }
 
@@ -58,15 +44,18 @@ template <uint32_t Threads, bool Early>
 __global__ void __launch_bounds__(Threads)
     lk_variant_lines_kernel(const __grid_constant__ ring_args<LK_RING_SMALL> args)
 {
-    if (Early)
-        begin_early();
+#if __CUDA_ARCH__ >= 900
+    if (Early) {
+        asm volatile("griddepcontrol.wait;" ::: "memory");
+        asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    }
+#endif
     run_lines<value_fp32>(args, blockIdx.x, gridDim.x, blockDim.x);
 }
 
-template <class V, class R, unsigned N = LK_RING_SMALL, bool Early = false> lk_ring_kernel sums()
+template <class V, class R> lk_ring_kernel sums()
 {
-    return { reinterpret_cast<const void *>(lk_variant_kernel<V, R, N, Early>), R::threads, 0,
-             Early, 0 };
+    return { reinterpret_cast<const void *>(lk_variant_kernel<V, R>), R::threads, 0, 0, 0 };
 }
 
 template <class R> lk_ring_kernel exchanges()
@@ -81,25 +70,14 @@ template <uint32_t Threads, bool Early> lk_ring_kernel lines_of()
              Early, 0 };
 }
 
-template <class R, bool Early = false> lk_variant all_sums(const char *name)
+template <class R> lk_variant all_sums(const char *name)
 {
     return { name,
-             sums<value_fp32_bf16<false>, R, LK_RING_SMALL, Early>(),
-             sums<value_fp32, R, LK_RING_SMALL, Early>(),
-             sums<value_16<false>, R, LK_RING_SMALL, Early>(),
-             {},
+             sums<value_fp32_bf16<false>, R>(),
+             sums<value_fp32, R>(),
+             sums<value_16<false>, R>(),
              {},
              {} };
-}
-
-[[maybe_unused]] lk_variant ways(const char *name, uint8_t send, uint8_t reduce, uint8_t take,
-                                 uint8_t flags)
-{
-    lk_variant v = {};
-
-    v.name = name;
-    v.ways = { send, reduce, take, flags };
-    return v;
 }
 
 template <class R, class E> lk_variant sums_and_exchanges(const char *name)
@@ -112,7 +90,7 @@ template <class R, class E> lk_variant sums_and_exchanges(const char *name)
 
 template <class E> lk_variant only_exchanges(const char *name)
 {
-    return { name, {}, {}, {}, exchanges<E>(), {}, {} };
+    return { name, {}, {}, {}, exchanges<E>(), {} };
 }
 
 [[maybe_unused]] lk_variant same_domain(lk_variant v)
@@ -133,10 +111,10 @@ using copying = exchange_warps<15, Path::publish_apart ? 12 : 13, 1, Path, 24>;
 const lk_variant variants[] = {
 #if LK_GROUP == 0
     sums_and_exchanges<roles<plain_path>, moving<plain_path>>("plain stores"),
-    {"one-shot, 256 threads",         {}, {}, {}, {}, lines_of<256, false>(), {}},
-    { "one-shot, 128 threads",        {}, {}, {}, {}, lines_of<128, false>(), {}},
-    { "one-shot, early",              {}, {}, {}, {}, lines_of<512, true>(),  {}},
-    { "one-shot, early, 128 threads", {}, {}, {}, {}, lines_of<128, true>(),  {}},
+    {"one-shot, 256 threads",         {}, {}, {}, {}, lines_of<256, false>()},
+    { "one-shot, 128 threads",        {}, {}, {}, {}, lines_of<128, false>()},
+    { "one-shot, early",              {}, {}, {}, {}, lines_of<512, true>() },
+    { "one-shot, early, 128 threads", {}, {}, {}, {}, lines_of<128, true>() },
 #elif LK_GROUP == 1
     sums_and_exchanges<roles<apart_path>, moving<apart_path>>("plain, publishers apart"),
     same_domain(sums_and_exchanges<roles<plain_path>, moving<plain_path>>("plain, same domain")),
@@ -162,25 +140,6 @@ const lk_variant variants[] = {
     all_sums<warp_roles<7, 14, 7, plain_path>>("plain, 7:14:7"),
     only_exchanges<exchange_warps<10, 6, 13, plain_path>>("plain, 10:6:13"),
     only_exchanges<exchange_warps<14, 10, 5, plain_path>>("plain, 14:10:5"),
-#elif LK_GROUP == 9
-    ways("ways 7:17:4, prefetch", 7, 17, 4, LK_WAY_PREFETCH),
-    ways("ways 7:17:4, in order", 7, 17, 4, LK_WAY_IN_ORDER),
-    ways("ways 7:17:4, prefetch, in order", 7, 17, 4, LK_WAY_PREFETCH | LK_WAY_IN_ORDER),
-    ways("ways 8:16:4, prefetch", 8, 16, 4, LK_WAY_PREFETCH),
-    ways("ways 6:18:4, prefetch", 6, 18, 4, LK_WAY_PREFETCH),
-    ways("ways 7:15:6, prefetch", 7, 15, 6, LK_WAY_PREFETCH),
-    ways("ways 9:13:6, prefetch", 9, 13, 6, LK_WAY_PREFETCH),
-    ways("ways 7:14:7, prefetch, in order", 7, 14, 7, LK_WAY_PREFETCH | LK_WAY_IN_ORDER),
-    ways("ways 7:14:7, in order", 7, 14, 7, LK_WAY_IN_ORDER),
-    ways("ways 4:6:2", 4, 6, 2, 0),
-    ways("ways 4:6:2, prefetch", 4, 6, 2, LK_WAY_PREFETCH),
-    ways("ways 5:8:3, prefetch", 5, 8, 3, LK_WAY_PREFETCH),
-    ways("ways 6:11:3, prefetch, in order", 6, 11, 3, LK_WAY_PREFETCH | LK_WAY_IN_ORDER),
-    all_sums<roles<prefetch_path>, true>("prefetch, early"),
-    all_sums<warp_roles<6, 14, 8, prefetch_pull_gather_path>>("prefetch, pull gather, 6:14:8"),
-    all_sums<warp_roles<6, 16, 6, prefetch_pull_path>>("prefetch, pull, 6:16:6"),
-#elif LK_GROUP == 10
-    all_sums<roles<prefetch_path>>("prefetch, streaming results"),
 #else
     sums_and_exchanges<roles<pull_apart_path>, moving<pull_apart_path>>(
         "plain, pull, publishers apart"),
@@ -207,20 +166,17 @@ LK_GROUP_DECLARE(5)
 LK_GROUP_DECLARE(6)
 LK_GROUP_DECLARE(7)
 LK_GROUP_DECLARE(8)
-LK_GROUP_DECLARE(9)
-LK_GROUP_DECLARE(10)
 
 namespace
 {
 
 const lk_variant *(*const groups[LK_GROUPS])(int) = {
-    LK_GROUP_NAME(0), LK_GROUP_NAME(1), LK_GROUP_NAME(2),  LK_GROUP_NAME(3),
-    LK_GROUP_NAME(4), LK_GROUP_NAME(5), LK_GROUP_NAME(6),  LK_GROUP_NAME(7),
-    LK_GROUP_NAME(8), LK_GROUP_NAME(9), LK_GROUP_NAME(10),
+    LK_GROUP_NAME(0), LK_GROUP_NAME(1), LK_GROUP_NAME(2), LK_GROUP_NAME(3), LK_GROUP_NAME(4),
+    LK_GROUP_NAME(5), LK_GROUP_NAME(6), LK_GROUP_NAME(7), LK_GROUP_NAME(8),
 };
 
 /* Written by lk_rings_variant, read by launches; the callers keep the two apart. */
-const lk_variant product = { "product", {}, {}, {}, {}, {}, {} };
+const lk_variant product = { "product", {}, {}, {}, {}, {} };
 const lk_variant *chosen = &product;
 
 const lk_variant *variant_of(int number)
@@ -286,18 +242,11 @@ extern "C" LK_API unsigned int lk_rings_variant_kinds(int number)
 
     for (unsigned int kind = LK_KIND_NARROWED; v && kind <= LK_KIND_LINES; kind *= 2)
         kinds |= kernel_of(v, kind) ? kind : 0;
-    if (v && v->ways.send)
-        kinds |= LK_KIND_NARROWED | LK_KIND_FP32 | LK_KIND_BF16;
     return kinds;
 }
 
 extern "C" const lk_ring_kernel *lk_find_variant(enum lk_variant_kind kind)
 {
     return kernel_of(chosen, kind);
-}
-
-extern "C" const lk_ring_ways *lk_find_ways(void)
-{
-    return chosen->ways.send ? &chosen->ways : nullptr;
 }
 #endif

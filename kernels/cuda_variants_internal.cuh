@@ -8,13 +8,12 @@
 
 #include "kernels/rings_internal.h"
 
-#define LK_GROUPS 11 /* as many as meson.build has objects */
+#define LK_GROUPS 9 /* as many as meson.build has objects */
 
 /* No kernel: none for that kind of call. */
 struct lk_variant {
     const char *name;
     lk_ring_kernel narrowed, fp32, bf16, exchange, lines;
-    lk_ring_ways ways; /* of the library's sums, instead of kernels for them; 0 warps: none */
 };
 
 #define LK_GROUP_NAME_(n) lk_variants_of_group_##n

@@ -26,14 +26,10 @@ static __device__ __forceinline__ uint4 load_uint4(const void *p)
     return __ldcs(static_cast<const uint4 *>(p));
 }
 
-#ifndef LK_STORE
-#define LK_STORE "st.global" /* others are measured by variants of the rings */
-#endif
-
 /* Addresses come as numbers; the state space is named so that no generic store is made. */
 static __device__ __forceinline__ void store_uint4(void *p, uint4 value)
 {
-    asm volatile(LK_STORE ".v4.u32 [%0], {%1, %2, %3, %4};"
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
                  :
                  : "l"(__cvta_generic_to_global(p)), "r"(value.x), "r"(value.y), "r"(value.z),
                    "r"(value.w)

@@ -12,11 +12,6 @@
 
 const uint32_t lk_backend_ranks = LK_RANKS_MAX;
 
-void lk_choose_ways(struct lk_ring_head *head)
-{
-    (void)head;
-}
-
 unsigned int lk_bell_nap_ms = 5;
 bool lk_host_cta_threads;
 

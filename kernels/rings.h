@@ -109,9 +109,6 @@ struct lk_rings {
      * although the peers were in it, too: more slots would have helped. Written by calls, relaxed; whoever has seen it may
      * set it to 0. As abort otherwise. */
     uint32_t *too_few;
-    /* 1: segments of other ranks lie on other devices. A call is the same either way, and ranks may differ in it; how it is
-     * made is what was measured to be faster there. */
-    uint32_t far;
 };
 #define LK_WAITS_ALLOWED 3u
 

@@ -116,7 +116,6 @@ static int flush(struct lk_ring_launch *launch, void *stream)
     if (!head->n)
         return 0;
     head->tile_granules = lk_tile_granules(&head->rings.shape, parts * granules);
-    lk_choose_ways(head);
     err = lk_run_rings(launch, stream);
     head->index += (uint64_t)head->packs * lk_pack_elements(head->wire);
     head->n = 0;

@@ -48,15 +48,9 @@ struct lk_ring_head {
     uint8_t type; /* enum lk_type, as wire and pre_type */
     uint8_t wire;
     uint8_t pre_type;
-    uint8_t rounding;           /* LK_STOCHASTIC only with fp32 data and a bf16 wire */
-    uint8_t send, reduce, take; /* data warps of each role of the CUDA kernels, two-shot */
-    uint8_t ways;               /* LK_WAY_..., likewise */
-    uint8_t pad[1];
+    uint8_t rounding; /* LK_STOCHASTIC only with fp32 data and a bf16 wire */
+    uint8_t pad[5];
 };
-
-/* How a two-shot kernel is run, which nobody else sees. Bits of head.ways. */
-#define LK_WAY_PREFETCH 1u /* L2 is asked for the tensors of the next jobs */
-#define LK_WAY_IN_ORDER 2u /* lanes store a granule's packs in their order, whatever they have */
 
 /* Size classes of the argument block. The largest is what a kernel takes since CUDA 12.1. */
 #define LK_RING_SMALL ((1024 - sizeof(struct lk_ring_head)) / sizeof(struct lk_ring_entry))
@@ -119,9 +113,6 @@ bool lk_good_rings(const struct lk_rings *rings);
 /* Of the backend: the most ranks that it serves, at most LK_RANKS_MAX. */
 extern const uint32_t lk_backend_ranks;
 
-/* Of the backend: decides how the launch is run. All but head.ctas is there already. */
-void lk_choose_ways(struct lk_ring_head *head);
-
 /* Of the backend. head.n >= 1 and packs >= 1; all entries have a count. */
 int lk_run_rings(const struct lk_ring_launch *launch, void *stream);
 
@@ -155,15 +146,6 @@ unsigned int lk_rings_variant_kinds(int number);
 /* Of the CUDA backend, and only there where variants are linked in: the kernel of the one that was chosen, for a call of
  * one kind and of few entries; NULL: it has none. */
 const struct lk_ring_kernel *lk_find_variant(enum lk_variant_kind kind);
-
-/* How a two-shot launch of the CUDA backend is run. */
-struct lk_ring_ways {
-    uint8_t send, reduce, take; /* data warps */
-    uint8_t flags;              /* LK_WAY_... */
-};
-
-/* Likewise: how the library's kernels are run instead; NULL: as it likes. */
-const struct lk_ring_ways *lk_find_ways(void);
 
 /* Of the CUDA backend: loads its kernels on the current device. 0 or a cudaError_t. */
 int lk_load_rings(void);

@@ -91,7 +91,6 @@ static void share(uint32_t rank, size_t bytes, bool plain_memory)
         bench_must(lib.lk_segment_new(bytes, r->stream, &segment, &fd), "lk_segment_new");
     for (uint32_t to = 0; to < bench.ranks; to++) {
         bench_use(to);
-        bench.of[to].rings.far |= bench.of[to].device != r->device;
         if (plain_memory || bench.of[to].device == r->device)
             bench.of[to].rings.segments[rank] = segment;
         else

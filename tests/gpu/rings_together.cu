@@ -24,7 +24,7 @@ using namespace lk_rings_device;
 namespace
 {
 
-using roles = launch_roles<12>;
+using roles = warp_roles<4, 6, 2>;
 using every_launch = ring_args<LK_RING_MAX>;
 
 template <class V>
@@ -160,15 +160,6 @@ void run_case(const rings_case *c)
 } // namespace
 
 extern "C" const uint32_t lk_backend_ranks = LK_DEVICE_RANKS;
-
-/* Ranks differ in it. */
-extern "C" void lk_choose_ways(lk_ring_head *head)
-{
-    head->send = 4;
-    head->reduce = 6;
-    head->take = 2;
-    head->ways = head->rings.rank % 4;
-}
 
 /* A call whose list is cut has more launches than one for each rank: not here. */
 extern "C" int lk_run_rings(const lk_ring_launch *launch, void *)

@@ -345,13 +345,6 @@ inline void bulk_wait()
     emulation::yield();
     emulation::bulk_end();
 }
-/* Every byte is there. */
-inline void prefetch(uint64_t from, uint32_t bytes)
-{
-    check_aligned(from | bytes, 16);
-    for (uint32_t i = 0; i < bytes; i++)
-        (void)reinterpret_cast<const volatile uint8_t *>(from)[i];
-}
 inline void store_lines(uint64_t address, uint64_t first, uint64_t second)
 {
     check_aligned(address, 16);

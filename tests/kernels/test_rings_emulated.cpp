@@ -246,19 +246,9 @@ struct ahead_roles : warp_roles<2, 1, 2, LC_PATH> {
 };
 struct many_roles : warp_roles<2, 5, 3, LC_PATH> {
 };
-/* As the library's: shared out as the launch says (lk_choose_ways). */
-using chosen_roles = launch_roles<8>;
-constexpr uint32_t shapes = 4;
-
-uint32_t threads_of(uint32_t shape, const lk_ring_head &h)
-{
-    switch (shape) {
-    case 0: return small_roles::threads;
-    case 1: return ahead_roles::threads;
-    case 2: return many_roles::threads;
-    default: return 32 * (control_warps<launch_path> + h.send + h.reduce + h.take);
-    }
-}
+constexpr uint32_t shapes = 3;
+constexpr uint32_t threads_of[shapes] = { small_roles::threads, ahead_roles::threads,
+                                          many_roles::threads };
 using exchange_roles = exchange_warps<2, 3, 1, LC_PATH, LC_PIECES>;
 constexpr uint32_t line_threads = 64;
 
@@ -295,10 +285,8 @@ template <class V> void run_thread(cta *c, const lk_ring_launch &l, uint32_t num
         run_cta<V, small_roles>(args, c->pipelines, number, ctas, c->stages);
     } else if (c->shape == 1) {
         run_cta<V, ahead_roles>(args, c->pipelines, number, ctas, c->stages);
-    } else if (c->shape == 2) {
-        run_cta<V, many_roles>(args, c->pipelines, number, ctas, c->stages);
     } else {
-        run_cta<V, chosen_roles>(args, c->pipelines, number, ctas, c->stages);
+        run_cta<V, many_roles>(args, c->pipelines, number, ctas, c->stages);
     }
 }
 
@@ -324,8 +312,7 @@ void run_launches(const std::vector<const lk_ring_launch *> &launches, uint64_t 
 
     for (const lk_ring_launch *l : launches) {
         uint32_t shape = static_cast<uint32_t>(seed + l->head.rings.rank) % shapes;
-        uint32_t threads = l->head.work == LK_WORK_LINES ? line_threads
-                                                         : threads_of(shape, l->head);
+        uint32_t threads = l->head.work == LK_WORK_LINES ? line_threads : threads_of[shape];
 
         for (uint32_t number = 0; number < l->head.ctas; number++) {
             ctas.push_back(std::make_unique<cta>());
@@ -982,18 +969,6 @@ void random_list(uint64_t seed)
 } // namespace
 
 extern "C" const uint32_t lk_backend_ranks = LK_DEVICE_RANKS;
-
-/* Ranks differ in it, and calls. */
-extern "C" void lk_choose_ways(lk_ring_head *head)
-{
-    static uint32_t calls;
-    uint32_t i = calls++;
-
-    head->send = static_cast<uint8_t>(1 + i % 3);
-    head->reduce = static_cast<uint8_t>(1 + i / 2 % 3);
-    head->take = static_cast<uint8_t>(1 + i % 2);
-    head->ways = static_cast<uint8_t>(i / 3 % 4);
-}
 
 extern "C" int lk_run_rings(const lk_ring_launch *launch, void *)
 {
