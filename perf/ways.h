@@ -131,11 +131,12 @@ double lc_ways_share(const struct lc_bench_case *cases, int n, int at);
 struct lc_ways_job {
     const struct lc_ways_options *options;
     struct lc_bench *bench;
-    int channels[LC_BENCH_COMMS];     /* 0: not known */
-    bool warm[LC_BENCH_OPS];          /* every way of it has been used once */
-    int done;                         /* cases that are written */
-    const struct lc_bench_case *kase; /* of the turn that is under way, */
-    const struct lc_way *way;         /* and its way; NULL: there is none */
+    int channels[LC_BENCH_COMMS];                /* 0: not known */
+    uint32_t used[LC_BENCH_COMMS][LC_BENCH_OPS]; /* algorithms, a bit each */
+    bool warm[LC_BENCH_OPS];                     /* every way of it has been used once */
+    int done;                                    /* cases that are written */
+    const struct lc_bench_case *kase;            /* of the turn that is under way, */
+    const struct lc_way *way;                    /* and its way; NULL: there is none */
 };
 int lc_ways_measure(struct lc_ways_job *job, const struct lc_bench_case *kase,
                     const struct lc_ways_entrant *last, int n_last, double budget_s,

@@ -64,7 +64,19 @@ static int comm_of(const struct context *c, const struct lc_way *way)
     return way->wide ? 1 : turn ? turn + 1 : 0;
 }
 
-/* `us`: median of the samples. */
+/* NCCL connects a communicator's ranks for an algorithm when that is first used, which takes as long as a thousand calls: such
+ * a turn says nothing. All ranks choose alike. */
+static bool is_first_use(struct context *c, int comm, uint64_t choice)
+{
+    uint32_t *used = &c->job->used[comm][c->kase->op];
+    uint32_t bit = (uint32_t)1 << (choice >> 24 & 31);
+    bool is_first = choice && !(*used & bit);
+
+    *used |= choice ? bit : 0;
+    return is_first;
+}
+
+/* `us`: median of the samples, without those in which NCCL connects. */
 static int turn(struct context *c, struct lc_ways_entrant *e, int warmup, int iters, bool verify,
                 double *us)
 {
@@ -87,9 +99,11 @@ static int turn(struct context *c, struct lc_ways_entrant *e, int warmup, int it
     c->job->way = e->way;
     lc_way_name(e->way, name);
     snprintf(what, sizeof(what), "%s, %s", c->what, name);
-    err = lc_bench_turn(bench, LC_BENCH_OURS, &request, what, samples, NULL);
-    if (err)
-        return err;
+    do {
+        err = lc_bench_turn(bench, LC_BENCH_OURS, &request, what, samples, NULL);
+        if (err)
+            return err;
+    } while (is_first_use(c, request.comm, bench->replies[0].choice));
     c->job->way = NULL;
     e->choice = bench->replies[0].choice;
     *us = bench->boot.rank == 0 ? lc_bench_percentile(samples, (size_t)iters, 50) : 0;

@@ -347,7 +347,7 @@ static void run_collective(ncclComm_t comm, const struct rig_op *op)
     check_with_peers(comm, &header, op->choice);
     if (op->count == 0)
         return;
-    rig_tuner_take_time(op->choice);
+    rig_tuner_take_time(comm, op->choice);
     if (op->redop.kind == RIG_AVG)
         header.scalar = rig_reciprocal(op->type, comm->n);
     else if (op->redop.kind == RIG_PREMUL && op->redop.device_scalar)

@@ -328,7 +328,8 @@ struct ncclComm {
     /* Written before state leaves RIG_INIT. */
     void *tuner;
     bool is_tuned;
-    unsigned tuned_calls; /* that the tuner has decided; the launching thread's */
+    unsigned tuned_calls;  /* that the tuner has decided; the launching thread's */
+    _Atomic unsigned used; /* algorithms, a bit each; by the streams' threads, relaxed */
 
     /* Creations on this communicator; one at a time as with NCCL. */
     uint32_t turns;
@@ -361,7 +362,7 @@ ncclResult_t rig_comm_connect(ncclComm_t comm, const struct rig_id *id);
 void rig_tuner_open(ncclComm_t comm);
 void rig_tuner_close(ncclComm_t comm);
 uint32_t rig_tuner_choice(const struct rig_op *op);
-void rig_tuner_take_time(uint32_t choice); /* by the thread of the stream */
+void rig_tuner_take_time(ncclComm_t comm, uint32_t choice); /* by the thread of the stream */
 
 /* Waits until no plan is left in a stream (with_graphs: nor in a graph); fails the test when the time is up. */
 void rig_comm_wait_plans(ncclComm_t comm, bool with_graphs, const char *call);

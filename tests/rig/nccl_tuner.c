@@ -88,13 +88,18 @@ static int function_of(enum rig_kind kind)
     }
 }
 
-void rig_tuner_take_time(uint32_t choice)
+void rig_tuner_take_time(ncclComm_t comm, uint32_t choice)
 {
-    unsigned long long slow = lcrig_env("LCRIG_SLOW_US", 0, 1000000);
-    const struct timespec time = { .tv_sec = (time_t)(slow / 1000000),
-                                   .tv_nsec = (long)(slow % 1000000) * 1000 };
+    unsigned algorithm = 1u << (choice >> 6) / PROTOCOLS;
+    bool is_first = !(atomic_fetch_or_explicit(&comm->used, algorithm, memory_order_relaxed) &
+                      algorithm);
+    bool is_slow = choice >> 6 != lcrig_env("LCRIG_FAST_WAY", 0, ALGORITHMS * PROTOCOLS);
+    unsigned long long us = (is_slow ? lcrig_env("LCRIG_SLOW_US", 0, 1000000) : 0) +
+                            (is_first ? lcrig_env("LCRIG_CONNECT_US", 0, 1000000) : 0);
+    const struct timespec time = { .tv_sec = (time_t)(us / 1000000),
+                                   .tv_nsec = (long)(us % 1000000) * 1000 };
 
-    if (slow && plugin && choice >> 6 != lcrig_env("LCRIG_FAST_WAY", 0, ALGORITHMS * PROTOCOLS))
+    if (us && plugin)
         nanosleep(&time, NULL);
 }
 

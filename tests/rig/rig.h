@@ -23,6 +23,7 @@
  *                         graphs, device memory ...) and, if the exit status was 0, exit status 86 instead
  *   LCRIG_SLOW_US         NCCL's collectives take so much longer (0) in processes with a tuner, but for those that it
  *   LCRIG_FAST_WAY        sends this way: 3 x NCCL's number of the algorithm + that of the protocol (0)
+ *   LCRIG_CONNECT_US      in such processes a communicator's first use of an algorithm takes so much longer (0)
  *   LCRIG_STRICT_EVENTS=1 cudaStreamWaitEvent on an event never recorded is a failure (legal CUDA, a no-op)
  *
  * Strict: a misuse that real CUDA or NCCL would turn into silent corruption or a hang (mismatched collectives,
