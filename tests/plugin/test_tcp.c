@@ -10,6 +10,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <sched.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 
@@ -395,6 +396,77 @@ static void the_first_long_message_brings_the_other_sockets(void)
     pair_close(&pair);
 }
 
+static uint64_t pieces_of(struct lc_net_comm *end)
+{
+    struct conn *conn = (struct conn *)end;
+    uint64_t n = 0;
+
+    conn_lock(conn);
+    for (int i = 0; i < conn->n_lanes; i++)
+        n += conn->lanes[i].count;
+    conn_unlock(conn);
+    return n;
+}
+
+/* It would be one piece, were there no thread that has nothing else to do. */
+static void a_lone_message_is_shared(void)
+{
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+    struct pair pair = pair_open(ctx, 0);
+    unsigned char *from = calloc(2, piece);
+    uint64_t messages = 0;
+
+    CHECK(from);
+    do {
+        memset(from, (int)++messages, piece);
+        pair_send(&pair, from, piece, from + piece, piece);
+        CHECK(memcmp(from, from + piece, piece) == 0);
+        CHECK(!lc_deadline_passed(end));
+    } while (pieces_of(pair.send) <= messages);
+    pair_close(&pair);
+    free(from);
+}
+
+/* Together they are shorter than a piece, so that lane 0 would take all. */
+static void the_pool_takes_middle_messages_when_there_are_several(void)
+{
+    enum {
+        SEVERAL = 3,
+        SIZE = 32768
+    };
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+    struct pair pair = pair_open(ctx, 0);
+    struct conn *conn = (struct conn *)pair.send;
+    static unsigned char from[SEVERAL][SIZE];
+    static unsigned char to[SEVERAL][SIZE];
+    uint64_t pooled = 0;
+
+    CHECK(piece > (size_t)SEVERAL * SIZE);
+    for (int turn = 1; pooled == 0; turn++) {
+        struct lc_net_request *send[SEVERAL];
+        struct lc_net_request *recv[SEVERAL];
+
+        for (int i = 0; i < SEVERAL; i++) {
+            void *at = to[i];
+            size_t room = SIZE;
+
+            memset(from[i], turn + i, SIZE);
+            CHECK(lc_net_tcp.irecv(pair.recv, 1, &at, &room, NULL, NULL, &recv[i]) == 0 && recv[i]);
+        }
+        for (int i = 0; i < SEVERAL; i++)
+            CHECK(lc_net_tcp.isend(pair.send, from[i], SIZE, 0, NULL, &send[i]) == 0 && send[i]);
+        for (int i = 0; i < SEVERAL; i++)
+            pair_wait(send[i], recv[i], NULL, NULL);
+        CHECK(memcmp(from, to, sizeof(from)) == 0);
+        conn_lock(conn);
+        for (int i = 1; i < conn->n_lanes; i++)
+            pooled += conn->lanes[i].count;
+        conn_unlock(conn);
+        CHECK(!lc_deadline_passed(end));
+    }
+    pair_close(&pair);
+}
+
 /* Lanes of the pool bring it ahead of what lane 0 has, which nobody reads yet. */
 static void wait_for_goodbye(const struct pair *pair)
 {
@@ -648,6 +720,10 @@ int main(int argc, char **argv)
     a_long_message_behind_early_ones_gets_its_room();
     an_older_question_comes_too_late_to_matter();
     the_first_long_message_brings_the_other_sockets();
+    if (engine.relieves) {
+        a_lone_message_is_shared();
+        the_pool_takes_middle_messages_when_there_are_several();
+    }
     for (unsigned one_in = 1; one_in <= 3; one_in++)
         sockets_that_cannot_be_polled_carry_nothing(one_in);
     what_was_sent_arrives_after_the_sender_was_closed(false);

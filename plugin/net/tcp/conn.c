@@ -12,7 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LONG 65536
+#define LONG   65536 /* longer messages are the pool's ... */
+#define MIDDLE 16384 /* ... and than this, where others are under way */
+#define SHARE  65536 /* no piece is made shorter than this to share it */
 
 struct conn *conn_new(bool sends, int dev, int n_lanes, uint32_t piece)
 {
@@ -154,9 +156,16 @@ static bool is_long(uint64_t size)
     return size > LONG;
 }
 
+/* One that is alone is there sooner if nobody has to be woken for it; several are copied at once. What makes a message one for
+ * the pool is followed by spread, which wakes it. With conn->lock held. */
+static bool is_for_pool(const struct conn *conn, uint64_t size)
+{
+    return is_long(size) || (size > MIDDLE && conn->posted - conn->acked > 1);
+}
+
 bool conn_widen(struct conn *conn, uint64_t size)
 {
-    if (conn->wide || !conn->sends || !is_long(size))
+    if (conn->wide || !conn->sends || size <= MIDDLE)
         return false;
     conn->wide = true;
     for (int i = 1; i < conn->n_lanes; i++)
@@ -184,7 +193,7 @@ static bool is_relieved(const struct conn *conn)
 bool conn_is_for_pool(const struct conn *conn)
 {
     return !conn->n_redo && conn->cut < conn->posted &&
-           is_long(conn->ring[conn->cut % LC_TCP_WINDOW].size) && is_relieved(conn);
+           is_for_pool(conn, conn->ring[conn->cut % LC_TCP_WINDOW].size) && is_relieved(conn);
 }
 
 /* Without it a lane takes nothing until it is confirmed more. */
@@ -213,10 +222,36 @@ static void leave_to_siblings(struct conn *conn)
         (void)conn_wake_lane(next);
 }
 
+/* Messages before this one may be sent as far as the receiver goes. With conn->lock held. */
+static uint64_t sendable(const struct conn *conn)
+{
+    return conn->posted < conn->credit ? conn->posted : conn->credit;
+}
+
+/* How long the next piece of a long message is: where threads have nothing to do, a little is shared by as many as can take
+ * it, and what is left is shared again; much is cut as the setting says, for each piece costs. With conn->lock held. */
+static uint64_t piece_length(const struct conn *conn)
+{
+    int idle = engine.n_movers - atomic_load_explicit(&engine.n_busy, memory_order_relaxed);
+    int lanes = conn->n_up - is_relieved(conn);
+    uint64_t limit = sendable(conn);
+    uint64_t most = conn->piece;
+    uint64_t bytes = 0;
+    uint64_t share;
+
+    lanes = lanes > idle + 1 ? idle + 1 : lanes;
+    if (lanes <= 1 || most <= SHARE || !engine.relieves)
+        return most;
+    for (uint64_t seq = conn->cut; seq < limit && bytes < most * (uint64_t)lanes; seq++)
+        bytes += conn->ring[seq % LC_TCP_WINDOW].size - conn->ring[seq % LC_TCP_WINDOW].moved;
+    share = (bytes / (uint64_t)lanes + LC_TCP_BLOCK - 1) / LC_TCP_BLOCK * LC_TCP_BLOCK;
+    return share > most ? most : share < SHARE ? SHARE : share;
+}
+
 /* What could be sent now and lane 0 will not take at once, as far as it matters for waking lanes. With conn->lock held. */
 static uint64_t bytes_for_pool(const struct conn *conn)
 {
-    uint64_t limit = conn->posted < conn->credit ? conn->posted : conn->credit;
+    uint64_t limit = sendable(conn);
     uint64_t shared = (uint64_t)conn->n_redo * conn->piece;
     uint64_t left = 0;
     bool relieved = is_relieved(conn);
@@ -225,7 +260,7 @@ static uint64_t bytes_for_pool(const struct conn *conn)
          seq < limit && left + shared < (uint64_t)conn->piece * LC_TCP_LANES; seq++) {
         const struct lc_net_request *r = &conn->ring[seq % LC_TCP_WINDOW];
 
-        *(relieved && is_long(r->size) ? &left : &shared) += r->size - r->moved;
+        *(relieved && is_for_pool(conn, r->size) ? &left : &shared) += r->size - r->moved;
     }
     /* Without lane 0 short messages, too, are the pool's. */
     if (!conn->lanes[0].up)
@@ -237,12 +272,14 @@ static uint64_t bytes_for_pool(const struct conn *conn)
 static void spread(struct conn *conn)
 {
     uint64_t bytes;
+    uint64_t piece;
 
     conn_lock(conn);
     bytes = bytes_for_pool(conn);
+    piece = bytes ? piece_length(conn) : 0;
     for (int i = 1; i < conn->n_lanes && bytes; i++) {
         if (has_room(&conn->lanes[i]) && conn_wake_lane(&conn->lanes[i]))
-            bytes -= bytes < conn->piece ? bytes : conn->piece;
+            bytes -= bytes < piece ? bytes : piece;
     }
     conn_unlock_unchanged(conn);
 }
@@ -392,6 +429,7 @@ static bool next_piece(struct lane *lane, struct piece *out)
     struct conn *conn = lane->conn;
     struct lc_net_request *r;
     uint64_t left;
+    uint64_t most;
 
     drop_confirmed(conn);
     if (!has_room(lane) || (!conn->n_redo && !may_cut(conn)))
@@ -408,7 +446,8 @@ static bool next_piece(struct lane *lane, struct piece *out)
     }
     r = &conn->ring[conn->cut % LC_TCP_WINDOW];
     left = r->size - r->moved;
-    *out = (struct piece){ r->seq, r->moved, left < conn->piece ? left : conn->piece };
+    most = is_long(r->size) ? piece_length(conn) : conn->piece;
+    *out = (struct piece){ r->seq, r->moved, left < most ? left : most };
     /* Too long: the receiver shall see its length, and not a byte of it. */
     if (r->seq < conn->credit && r->size > conn->credit_size[r->seq % LC_TCP_WINDOW])
         *out = (struct piece){ r->seq, 0, 0 };
@@ -504,7 +543,7 @@ static void fill_sender(struct lane *lane)
     struct conn *conn = lane->conn;
     int n = fill_notices(lane);
     /* Where no other lane could take them, several in one call: each call costs, and so does a short read. */
-    uint64_t most = conn->n_up == 1 ? 4 * (uint64_t)conn->piece : conn->piece;
+    uint64_t most = conn->n_up == 1 ? 4 * (uint64_t)conn->piece : piece_length(conn);
     uint64_t bytes = 0;
     struct piece p;
 

@@ -164,9 +164,13 @@ static void *mover_main(void *arg)
     struct mover *mover = arg;
     struct epoll_event events[EVENTS];
 
+    atomic_fetch_add_explicit(&engine.n_busy, 1, memory_order_relaxed);
     while (!atomic_load(&engine.stop)) {
-        int n = epoll_wait(mover->poll, events, EVENTS, -1);
+        int n;
 
+        atomic_fetch_sub_explicit(&engine.n_busy, 1, memory_order_relaxed);
+        n = epoll_wait(mover->poll, events, EVENTS, -1);
+        atomic_fetch_add_explicit(&engine.n_busy, 1, memory_order_relaxed);
         for (int i = 0; i < n; i++) {
             struct lane *lane = find_lane(mover, events[i].data.u64);
             struct conn *conn = lane ? lane->conn : NULL;
@@ -177,6 +181,7 @@ static void *mover_main(void *arg)
             conn_unref(conn);
         }
     }
+    atomic_fetch_sub_explicit(&engine.n_busy, 1, memory_order_relaxed);
     return NULL;
 }
 

@@ -4,7 +4,8 @@
  * deadlines) and a pool that moves bytes, for all connections together.
  *
  * Lane 0 of a connection is moved by NCCL's own thread, in isend, irecv and test: a short message wakes nobody. The
- * other lanes are moved by the pool. Each lane that has nothing to do takes the next piece, so a slow one takes fewer.
+ * other lanes are opened with the first long message and moved by the pool. Each lane that has nothing to do takes the next
+ * piece, so a slow one takes fewer.
  *
  * Locks, in the order in which they may be taken:
  *     engine.life    starts and stops the threads
@@ -280,6 +281,9 @@ struct engine {
     struct mover *movers; /* those of the pool; written under life while none of them runs */
     int n_movers;
     int n_threads; /* of them that run; under life */
+    /* Of the pool's threads, that do not wait. Each counts itself; relaxed: who reads it guesses, and a wrong guess costs a
+     * little speed. */
+    atomic_int n_busy;
 
     atomic_bool dead; /* set once in a child, and when the library ends: nothing works any more */
     atomic_bool stop;
