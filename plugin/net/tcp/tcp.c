@@ -166,7 +166,7 @@ static void set_rails(struct conn *conn, const struct rail *rails, int n)
         conn->lanes[i].rail = i % n;
         conn->lanes[i].dev = rails[i % n].dev;
     }
-    if (n > 1) /* one of them may not work */
+    if (n > 1) /* one of them may not work; nobody else knows the connection yet */
         (void)conn_widen(conn, UINT64_MAX);
     conn->peer = rails[0].to;
     (void)lc_tcp_address_text(&conn->peer, conn->peer_text);
