@@ -42,7 +42,8 @@ static void count_in(struct lc_peers *peers, bool in)
 #define CHANNELS_LEAST     8
 #define CTAS_MOST          32 /* of a call, so that computation goes on beside it */
 #define EXCHANGE_CTAS_MOST 64 /* of one between GPUs */
-#define SLOTS_EACH         4 /* for one of the shape's: one in each leg of reductions, two for exchanges */
+/* For one of the shape's: one in each leg of reductions, two for exchanges. Two ranks have as many again for these. */
+#define SLOTS_EACH 4
 
 static bool reserve(const struct lc_peers_facts *facts, size_t bytes)
 {

@@ -12,8 +12,9 @@ using namespace lk_rings_device;
 namespace
 {
 
-/* Of those that were measured on an H200 the fastest with 16 CTAs, and next to it with 32 (perf/results). */
-using warps = exchange_warps<11, 10, 8>;
+/* Of those that were measured on an H200 the fastest with 16 CTAs, and next to it with 32 (perf/results), but for a warp
+ * less that takes. */
+using warps = exchange_warps<11, 9, 8, exchange_path>;
 
 static_assert(warps::threads == 1024, "co-residency is planned with a multiprocessor for each CTA");
 static_assert(sizeof(exchange_args<LK_EXCHANGE_SMALL>) <= 4096, "small size class");

@@ -16,6 +16,7 @@
 #include "kernels/value_internal.h"
 
 #define LK_PACK_BYTES 16u  /* a pack belongs to one tensor and to one lane */
+#define LK_TILE_LEAST 8u   /* granules of a part of a message, where it has several in a channel */
 #define LK_WORD_BLOCK 128u /* the words of one unit, on a cache line of their own */
 
 enum lk_leg {
@@ -67,12 +68,17 @@ LK_INLINE size_t lk_lines_offset(const struct lk_ring_shape *s, uint32_t parity,
 }
 
 /* Slots of each unit of a leg. A reduction is under way in two legs at a time, an exchange in one, which therefore has
- * twice as many: what keeps the link busy is all that is under way. */
+ * twice as many: what keeps the link busy is all that is under way. Where units are few, as between two ranks, twice as
+ * many again, up to 16 MB of a rank: the way of a slot there and of its credit back takes 13 us between two H200 over
+ * NVLink, 28 while the link is full, and with 8 MB an exchange of 256 MB takes 455 us for 406, 208 at 90 % zeros for 155
+ * (perf/results/h200-x2-nvlink). One slot is as little as there can be, and stays so. */
 LK_INLINE uint32_t lk_leg_slots(const struct lk_ring_shape *s, uint32_t leg)
 {
-    return leg != LK_EXCHANGE            ? s->slots
-           : 2 * s->slots < LK_SLOTS_MAX ? 2 * s->slots
-                                         : LK_SLOTS_MAX;
+    uint32_t twice = 2 * s->slots, most = s->slots > 1 ? 2 * twice : twice;
+    uint32_t enough = ((uint32_t)16 << 20) / LK_SLOT_BYTES / (s->channels * (s->ranks - 1));
+    uint32_t slots = enough < twice ? twice : enough < most ? enough : most;
+
+    return leg != LK_EXCHANGE ? s->slots : slots < LK_SLOTS_MAX ? slots : LK_SLOTS_MAX;
 }
 
 /* Slots of a unit of the exchange leg for what travels in lines, each of them as above. None where nothing does. */
@@ -204,13 +210,16 @@ LK_INLINE int lk_short_refresh(const struct lk_ring_shape *s, uint64_t message)
     return s->short_bytes && (message & 0xffffffU) - 0x800000U < LK_SHORT_SLOTS;
 }
 
-/* As few as spread the message over all channels, at most a slot. */
+/* As few as spread the message over all channels. In slots, four tiles of a unit rather than one, that the first is taken
+ * while others are on their way, but no less than what a warp moves at once. At most a slot. */
 LK_INLINE uint32_t lk_message_granules(const struct lk_ring_shape *s, uint64_t bytes)
 {
     uint64_t granules = (bytes + LK_GRANULE - 1) / LK_GRANULE;
     uint64_t tile = (granules + s->channels - 1) / s->channels;
     uint32_t most = lk_message_is_short(s, bytes) ? LK_SHORT_GRANULES : LK_SLOT_GRANULES;
 
+    if (most == LK_SLOT_GRANULES && tile > LK_TILE_LEAST)
+        tile = tile > 4 * LK_TILE_LEAST ? (tile + 3) / 4 : LK_TILE_LEAST;
     return tile < 1 ? 1 : tile > most ? most : (uint32_t)tile;
 }
 

@@ -19,6 +19,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <ucontext.h>
 #include <unordered_map>
 #include <vector>
@@ -249,7 +250,9 @@ struct many_roles : warp_roles<2, 5, 3, LC_PATH> {
 constexpr uint32_t shapes = 3;
 constexpr uint32_t threads_of[shapes] = { small_roles::threads, ahead_roles::threads,
                                           many_roles::threads };
-using exchange_roles = exchange_warps<2, 3, 1, LC_PATH, LC_PIECES>;
+using exchange_way = std::conditional_t<std::is_same_v<LC_PATH, slot_path>, exchange_path,
+                                        LC_PATH>; /* the library's */
+using exchange_roles = exchange_warps<2, 3, 1, exchange_way, LC_PIECES>;
 constexpr uint32_t line_threads = 64;
 
 struct together {
