@@ -87,7 +87,9 @@ class Explain(CliTest):
             self.assertIn("%d CTAs" % ctas, document["path"]["choice"])
             self.assertIn("rings %s 2 exact" % op, document["path"]["why"])
             document = self.explain("8k", "--op", op, LOONGCOMM_PROFILE=path, LOONGCOMM_PEER="auto")
-            self.assertEqual(document["path"]["why"], "LOONGCOMM_EXCHANGE_MIN_BYTES=32k (default)")
+            self.assertIn("no rule of the profile", document["path"]["why"])
+            document = self.explain("128k", "--op", op, LOONGCOMM_PROFILE=path, LOONGCOMM_PEER="auto", LOONGCOMM_EXCHANGE_MIN_BYTES="1m")
+            self.assertIn("LOONGCOMM_EXCHANGE_MIN_BYTES=1m", document["path"]["why"])
             document = self.explain("128k", "--op", op, LOONGCOMM_PROFILE=path)
             self.assertEqual(document["path"]["why"], "LOONGCOMM_PEER=off (default)")
 
