@@ -153,6 +153,13 @@ constexpr norm_table rows_forward(std::index_sequence<I...>)
     return { { choose_forward_rows<NORM_CLASSES[I], Layer>()... } };
 }
 
+/* Of few rows. */
+template <bool Layer, bool Residual, size_t... I>
+constexpr norm_table few_forward(std::index_sequence<I...>)
+{
+    return { { choose_forward<FORWARD_ROWS_WIDE, NORM_CLASSES[I], Layer, Residual>()... } };
+}
+
 template <bool Full, bool Residual, size_t... I>
 constexpr norm_table rows_backward(std::index_sequence<I...>)
 {
@@ -171,6 +178,7 @@ using all_classes = std::make_index_sequence<NORM_CLASS_COUNT>;
 
 const norm_table forward_tables[2][2] = NORM_TABLES(make_forward);
 const norm_table backward_tables[2][2] = NORM_TABLES(make_backward);
+const norm_table forward_few_tables[2][2] = NORM_TABLES(few_forward);
 const norm_table forward_rows_tables[2][2] = NORM_TABLES(rows_forward);
 const norm_table backward_rows_tables[2][2] = NORM_TABLES(rows_backward);
 
@@ -199,14 +207,22 @@ const norm_kernel *find_class(const norm_table &table, const norm_table &rows, u
     return device_has(table.kernels[nth].shared) ? &table.kernels[nth] : &rows.kernels[nth];
 }
 
-/* NULL: none, the general kernel serves it. */
-const norm_kernel *find_kernel(const lk_norm_launch *launch, const norm_table &table,
-                               const norm_table &rows)
+/* The number of the class of a launch's rows; NORM_CLASS_COUNT: none, the general kernel serves them. */
+unsigned find_nth(const lk_norm_launch *launch)
 {
     for (unsigned i = 0; launch->wide && i < NORM_CLASS_COUNT; i++)
         if (launch->norm.columns <= NORM_CLASSES[i])
-            return find_class(table, rows, i);
-    return nullptr;
+            return i;
+    return NORM_CLASS_COUNT;
+}
+
+/* NULL: none. */
+const norm_kernel *find_kernel(const lk_norm_launch *launch, const norm_table &table,
+                               const norm_table &rows)
+{
+    unsigned nth = find_nth(launch);
+
+    return nth < NORM_CLASS_COUNT ? find_class(table, rows, nth) : nullptr;
 }
 
 /* The product's. */
@@ -214,12 +230,18 @@ const norm_kernel *product_forward(const lk_norm_launch *launch)
 {
     bool layer = launch->norm.kind == LK_LAYER_NORM, residual = launch->forward.residual;
     const norm_table &rows = forward_rows_tables[layer][residual];
-    const norm_table &table = launch->forward.y ? forward_tables[layer][residual] : rows;
-    const norm_kernel *found = find_kernel(launch, table, rows);
+    unsigned nth = find_nth(launch);
 
-    if (found && launch->norm.rows < NORM_ROUNDS * found->blocks * found->rows)
-        found = find_kernel(launch, rows, rows);
-    return found;
+    if (nth == NORM_CLASS_COUNT)
+        return nullptr;
+    if (!launch->forward.y)
+        return &rows.kernels[nth];
+    if (launch->norm.rows <= NORM_FEW[nth])
+        return &forward_few_tables[layer][residual].kernels[nth];
+    const norm_kernel *found = find_class(forward_tables[layer][residual], rows, nth);
+
+    return launch->norm.rows < NORM_ROUNDS * found->blocks * found->rows ? &rows.kernels[nth]
+                                                                         : found;
 }
 
 const norm_kernel *find_forward(const lk_norm_launch *launch)
@@ -421,11 +443,12 @@ extern "C" int lk_load_norm(void)
             reinterpret_cast<const void *>(
                 find_class(forward_tables[one][two], forward_rows_tables[one][two], c)->function),
             reinterpret_cast<const void *>(forward_rows_tables[one][two].kernels[c].function),
+            reinterpret_cast<const void *>(forward_few_tables[one][two].kernels[c].function),
             reinterpret_cast<const void *>(
                 find_class(backward_tables[one][two], backward_rows_tables[one][two], c)->function)
         };
 
-        err = err ? err : load_kernels(ours, 3);
+        err = err ? err : load_kernels(ours, 4);
     }
     return err;
 }

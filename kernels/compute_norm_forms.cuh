@@ -65,6 +65,10 @@ constexpr norm_backward_form NORM_BACKWARD_FORM[2][NORM_CLASS_COUNT] = {
  * 7.2 by a ring. */
 constexpr uint64_t NORM_ROUNDS = 4;
 
+/* Up to so many rows each has more threads: blocks for all of them find room at once, where fewer blocks, with several rows
+ * for a thread, leave a part of every multiprocessor idle. 0: the class has no such form. Not measured. */
+constexpr uint64_t NORM_FEW[NORM_CLASS_COUNT] = { 0, 0, 132 * 8 * 2, 132 * 6, 132 * 6, 0, 0, 0 };
+
 constexpr size_t NORM_RING_MOST = 200 * 1024;    /* of a multiprocessor's shared memory */
 constexpr size_t NORM_BEFORE_EARLY = 163 * 1024; /* a block's most before compute capability 9 */
 
@@ -158,7 +162,7 @@ constexpr norm_kernel choose_forward()
     else if constexpr (wide && Columns == 2048)
         return forward_rows<256, 1, Layer, 1, 6, true>();
     else if constexpr (wide && Columns == 4096)
-        return forward_rows<512, 1, Layer, 1, 3, true>();
+        return forward_rows<256, 2, Layer, 2, 6, true>();
     else if constexpr (more && Columns == 1024)
         return forward_rows<32, 4, Layer, 4, 5, true>();
     else if constexpr (more && Columns == 4096)
