@@ -39,6 +39,7 @@ struct lc_comm_facts {
     int64_t parent; /* number of the entry it was split from, or LC_COMM_NO_PARENT */
     enum lc_comm_origin origin;
     char name[LC_COMM_NAME]; /* from ncclConfig_t, or empty */
+    uint32_t ctas; /* that a call of NCCL's may take, where the job says so; 0: it does not */
 };
 
 struct lc_reducer;

@@ -23,6 +23,17 @@ static void copy_name(const ncclConfig_t *config, char *name)
         strncat(name, config->commName, LC_COMM_NAME - 1);
 }
 
+/* The variable wins over the program, as with NCCL. */
+static uint32_t ctas_of(const ncclConfig_t *config)
+{
+    const char *text = lc_environment_get("NCCL_MAX_CTAS");
+    size_t most;
+
+    if (text && lc_parse_size(text, &most) == 0 && most > 0 && most < UINT32_MAX)
+        return (uint32_t)most;
+    return HAS(config, maxCTAs) && config->maxCTAs > 0 ? (uint32_t)config->maxCTAs : 0;
+}
+
 /* Calls that may end later from a thread of NCCL's, or that use no kernels, are not ours to change. */
 static bool stays_with_nccl(const ncclConfig_t *config)
 {
@@ -52,7 +63,8 @@ void lc_create_init(const ncclComm_t *newcomm, int ranks, int rank, int device,
                                    .rank = rank,
                                    .device = device,
                                    .parent = LC_COMM_NO_PARENT,
-                                   .origin = LC_COMM_INIT };
+                                   .origin = LC_COMM_INIT,
+                                   .ctas = ctas_of(config) };
 
     copy_name(config, facts.name);
     lc_comm_add(__atomic_load_n(newcomm, __ATOMIC_ACQUIRE), &facts, agree);
@@ -69,8 +81,11 @@ struct lc_pending lc_create_prepare_child(ncclComm_t parent, ncclComm_t *newcomm
                                 .origin = excluded ? LC_COMM_SHRINK : LC_COMM_SPLIT };
     struct lc_comm *comm = lc_comm_get(parent);
 
+    child.ctas = ctas_of(config);
     if (comm) {
         child.parent = comm->number;
+        if (!config) /* NCCL takes the parent's, too */
+            child.ctas = comm->facts.ctas;
         child.creation = excluded
                              ? lc_agree_count_shrink(comm->agree, excluded->ranks, excluded->count)
                              : lc_agree_count_split(comm->agree);
@@ -87,7 +102,8 @@ static void add_child(const struct lc_pending *child, const struct lc_real *real
     ncclComm_t handle = __atomic_load_n(child->where, __ATOMIC_ACQUIRE);
     struct lc_comm_facts facts = { .device = LC_DEVICE_UNASKED,
                                    .parent = child->parent,
-                                   .origin = child->origin };
+                                   .origin = child->origin,
+                                   .ctas = child->ctas };
     struct lc_agree *agree = NULL;
     struct lc_comm *parent;
 

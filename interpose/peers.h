@@ -27,13 +27,14 @@
 struct lc_peers;
 struct lc_room;
 
-/* What they are made for; all but the device equal on all ranks. */
+/* What they are made for; all but the device and CTAs equal on all ranks. */
 struct lc_peers_facts {
     int device, rank, ranks;
     size_t cap;   /* bytes that this process may use of a GPU for segments, of all communicators */
     size_t start; /* of a pair's rings at the beginning */
     size_t short_bytes; /* of messages that travel in lines, at most */
     uint32_t kernels;   /* of the communicator that may run at a time */
+    uint32_t ctas;      /* of one, at most; may differ between ranks. 0: as is usual */
 };
 
 #define LC_GENERATIONS 6u /* different ones of a communicator, at most */

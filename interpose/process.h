@@ -34,6 +34,7 @@ struct lc_pending {
     int colour;
     int origin;    /* enum lc_comm_origin */
     char name[32]; /* LC_COMM_NAME */
+    uint32_t ctas; /* struct lc_comm_facts */
 };
 
 struct lc_comm;

@@ -111,7 +111,8 @@ static bool has_tried_rings(struct lc_comm *comm, int device)
                                         .start = config->staging_start,
                                         .short_bytes = config->exchange_short_bytes,
                                         .kernels = 1 + lc_policy_exchanges(config,
-                                                                           lc_machine_profile()) };
+                                                                           lc_machine_profile()),
+                                        .ctas = comm->facts.ctas };
 
         reducer->sizing = (struct lc_sizing){ 0 };
         reducer->peers = lc_peers_new(reducer->backend, room, &facts, &comm->ledger);

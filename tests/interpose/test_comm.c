@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "interpose/comm.h"
+#include "interpose/create.h"
 #include "interpose/process.h"
 #include "tests/check.h"
 
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -67,6 +69,44 @@ static void added_one_is_found_until_it_is_removed(void)
     CHECK(!lc_comm_get(handle(1)));
     lc_comm_remove(handle(1)); /* destroyed twice */
     CHECK(!lc_comm_get(handle(1)));
+}
+
+static uint32_t ctas_with(const ncclConfig_t *config)
+{
+    ncclComm_t made = handle(6);
+    struct lc_comm *comm;
+    uint32_t ctas;
+
+    lc_create_init(&made, 8, 3, 1, config, NULL);
+    comm = lc_comm_get(made);
+    CHECK(comm);
+    ctas = comm->facts.ctas;
+    lc_comm_put(comm);
+    return ctas;
+}
+
+/* The variable wins; what is no number is none; a child without a configuration has its parent's. */
+static void a_communicator_knows_what_the_job_leaves_to_a_call(void)
+{
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    struct lc_pending child;
+    ncclComm_t made = NULL;
+
+    CHECK(unsetenv("NCCL_MAX_CTAS") == 0);
+    CHECK(ctas_with(NULL) == 0 && ctas_with(&config) == 0);
+    config.maxCTAs = 24;
+    CHECK(ctas_with(&config) == 24);
+    child = lc_create_prepare_child(handle(6), &made, NULL, 0, NULL);
+    CHECK(child.ctas == 24);
+    config.maxCTAs = 12;
+    child = lc_create_prepare_child(handle(6), &made, &config, 0, NULL);
+    CHECK(child.ctas == 12);
+    CHECK(setenv("NCCL_MAX_CTAS", "8", 1) == 0);
+    CHECK(ctas_with(&config) == 8 && ctas_with(NULL) == 8);
+    CHECK(setenv("NCCL_MAX_CTAS", "many", 1) == 0);
+    CHECK(ctas_with(&config) == 12);
+    CHECK(unsetenv("NCCL_MAX_CTAS") == 0);
+    lc_comm_remove(handle(6));
 }
 
 static void handle_used_again_is_another_communicator(void)
@@ -329,6 +369,7 @@ int main(void)
 {
     unknown_and_null_handles_have_no_entry();
     added_one_is_found_until_it_is_removed();
+    a_communicator_knows_what_the_job_leaves_to_a_call();
     handle_used_again_is_another_communicator();
     call_under_way_keeps_its_entry();
     unknown_handle_is_adopted_if_nccl_knows_it();

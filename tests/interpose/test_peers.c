@@ -225,6 +225,24 @@ static void exchanges_between_devices_get_the_rest_of_the_room(void)
     CHECK(lc_peers_exchange_ctas(&shared) == lc_peers_ctas(&shared));
 }
 
+/* Fewer or more than is usual, but never more than there is room for. */
+static void the_job_says_how_much_a_call_may_take(void)
+{
+    static struct lc_peers peers;
+
+    peers = waiting((const int[]){ 1, 1 });
+    peers.rings.shape.channels = 64;
+    peers.facts.device = 6;
+    strcpy(peers.offers[1].gpu, "0000:65:00.0");
+    CHECK(lc_peers_take_room(&peers));
+    peers.facts.ctas = 8;
+    CHECK(lc_peers_ctas(&peers) == 8 && lc_peers_exchange_ctas(&peers) == 8);
+    peers.facts.ctas = 128;
+    CHECK(lc_peers_ctas(&peers) == 49 && lc_peers_exchange_ctas(&peers) == 50);
+    peers.facts.kernels = 1;
+    CHECK(lc_peers_ctas(&peers) == 64);
+}
+
 static void a_failure_between_two_looks_is_not_missed(void)
 {
     struct lc_peers peers = waiting((const int[]){ -1, 0, 0, 0 });
@@ -244,6 +262,7 @@ int main(void)
     goes_on_when_all_is_well();
     kernels_of_all_communicators_find_room();
     exchanges_between_devices_get_the_rest_of_the_room();
+    the_job_says_how_much_a_call_may_take();
     a_failure_between_two_looks_is_not_missed();
     a_failure_before_is_not_missed();
     what_failed_half_way_is_waited_for();
