@@ -112,7 +112,7 @@ const lk_variant variants[] = {
 #if LK_GROUP == 0
     sums_and_exchanges<roles<plain_path>, moving<plain_path>>("plain stores"),
     {"one-shot, 256 threads",         {}, {}, {}, {}, lines_of<256, false>()},
-    { "one-shot, 128 threads",        {}, {}, {}, {}, lines_of<128, false>()},
+    { "one-shot, 512 threads",        {}, {}, {}, {}, lines_of<512, false>()},
     { "one-shot, early",              {}, {}, {}, {}, lines_of<512, true>() },
     { "one-shot, early, 128 threads", {}, {}, {}, {}, lines_of<128, true>() },
 #elif LK_GROUP == 1
