@@ -3,11 +3,15 @@
  * The plugin for measuring: see measure.h. Without a word from loongcomm-bench it leaves every choice to NCCL. */
 #include "plugin/tuner/measure.h"
 
+#include "common/config.h"
+#include "common/profile.h"
 #include "plugin/tuner/export.h"
+#include "plugin/tuner/net_tuner.h"
 
 #include <dlfcn.h>
 #include <limits.h>
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,17 +21,25 @@
 LC_TUNER_EXPORT extern struct lc_measure loongcomm_measure_v1;
 struct lc_measure loongcomm_measure_v1 = { .version = 1 };
 
-/* The real plugin, used as NCCL uses it. Written once by load_product, constant afterwards; it stays loaded. */
+/* The real plugin, used as NCCL uses it, and whether it has a profile that it can read. Written once by load_product, constant
+ * afterwards; it stays loaded. */
 static const struct lc_nccl_tuner_v5 *product;
+static bool has_profile;
 
+/* Only where no agreement is asked for, as loongcomm-bench has it: this rank must not stand up for rules in any other process,
+ * where it does not follow them. */
 static void load_product(void)
 {
+    const char *trust = lc_environment_get("LOONGCOMM_PROFILE_TRUST");
+    const char *name = lc_environment_get("LOONGCOMM_PROFILE");
+    struct lc_profile *profile;
     char path[PATH_MAX];
     Dl_info info;
     const char *slash;
     void *library;
 
-    if (!dladdr(&loongcomm_measure_v1, &info) || !info.dli_fname)
+    if (!trust || strcmp(trust, "yes") != 0 || !dladdr(&loongcomm_measure_v1, &info) ||
+        !info.dli_fname)
         return;
     slash = strrchr(info.dli_fname, '/');
     if (!slash || snprintf(path, sizeof(path), "%.*s/" PRODUCT, (int)(slash - info.dli_fname),
@@ -36,24 +48,45 @@ static void load_product(void)
     library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (library)
         product = dlsym(library, "ncclTunerPlugin_v5");
+    profile = name && *name ? lc_profile_load(name) : NULL;
+    has_profile = profile != NULL;
+    free(profile);
 }
 
-/* The context is the product's; NULL means the same here as there: no rule ever applies. */
+/* A communicator's. Made by begin, constant until it is freed. */
+struct context {
+    void *product;
+    struct lc_net_tuner net;
+};
+
+/* A NULL context means: all is left to NCCL, but for what is forced. */
 static enum lc_nccl_result begin(void **out, size_t ranks, size_t nodes, lc_nccl_logger *log)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
+    struct context *context = calloc(1, sizeof(*context));
 
-    *out = NULL;
+    *out = context;
+    if (!context)
+        return LC_NCCL_SUCCESS;
     pthread_once(&once, load_product);
-    if (product && product->init(out, 0, ranks, nodes, log, NULL, NULL) == LC_NCCL_SUCCESS && *out)
+    lc_net_tuner_open(&context->net, ranks, nodes, log);
+    if (product &&
+        product->init(&context->product, 0, ranks, nodes, log, NULL, NULL) == LC_NCCL_SUCCESS &&
+        has_profile)
         atomic_fetch_add_explicit(&loongcomm_measure_v1.product, 1, memory_order_relaxed);
     return LC_NCCL_SUCCESS;
 }
 
-static enum lc_nccl_result end(void *context)
+static enum lc_nccl_result end(void *opaque)
 {
+    struct context *context = opaque;
+
+    if (!context)
+        return LC_NCCL_SUCCESS;
     if (product)
-        (void)product->finalize(context);
+        (void)product->finalize(context->product);
+    lc_net_tuner_close(&context->net);
+    free(context);
     return LC_NCCL_SUCCESS;
 }
 
@@ -74,15 +107,18 @@ static enum lc_nccl_result get(void *context, int op, size_t bytes, int pipe_ops
                                const struct lc_tuner_table *table, int registered, int *channels)
 {
     uint64_t way = atomic_load_explicit(&loongcomm_measure_v1.way, memory_order_relaxed);
+    const struct context *own = context;
     bool taken = true;
     uint64_t choice;
 
     if (way == lc_measure_word(LC_MEASURE_PRODUCT, 0, 0, 0)) {
-        if (product)
-            (void)product->getCollInfo(context, op, bytes, pipe_ops, (float **)table->costs,
+        if (product && own)
+            (void)product->getCollInfo(own->product, op, bytes, pipe_ops, (float **)table->costs,
                                        table->algorithms, table->protocols, registered, channels);
     } else if (way) {
         taken = lc_measure_apply(way, table, channels);
+    } else if (own) {
+        lc_net_tuner_ask(&own->net, op, bytes, pipe_ops, table, registered, channels);
     }
     choice = lc_measure_choice(table, *channels);
     if (way && taken && way != lc_measure_word(LC_MEASURE_PRODUCT, 0, 0, 0))
@@ -96,6 +132,11 @@ static enum lc_nccl_result get(void *context, int op, size_t bytes, int pipe_ops
 static enum lc_nccl_result get_v2(void *context, int op, size_t bytes, int collnet, int nvls,
                                   int pipe_ops, int *algorithm, int *protocol, int *channels)
 {
+    const struct context *own = context;
+
+    if (own)
+        lc_net_tuner_ask_v2(&own->net, op, bytes, collnet, nvls, pipe_ops, algorithm, protocol,
+                            channels);
     note(0, 0, false);
     return LC_NCCL_SUCCESS;
 }

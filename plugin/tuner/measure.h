@@ -19,7 +19,7 @@
 #define LC_MEASURE_SYMBOL "loongcomm_measure_v1"
 
 enum lc_measure_kind {
-    LC_MEASURE_DEFAULT, /* NCCL's choice */
+    LC_MEASURE_DEFAULT, /* NCCL's choice, by our network's tuner if it uses that: as without a tuner plugin */
     LC_MEASURE_FORCED,
     LC_MEASURE_PRODUCT, /* what libnccl-tuner-loongcomm.so beside this library makes of it */
 };

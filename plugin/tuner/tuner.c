@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * NCCL's tuner plugin interfaces over one profile. What NCCL would have chosen stays where no rule applies, and always
- * unless it is certain that all ranks use the same rules: ranks that choose differently hang.
+ * NCCL's tuner plugin interfaces over one profile. What NCCL would have chosen, by the network's tuner if it uses our
+ * network, stays where no rule applies, and always unless it is certain that all ranks use the same rules: ranks that choose differently hang.
  *
  * Certain means one of two things. Either the interposer is in the process and its ranks have agreed on the hash of the
  * profile for this communicator; it then gives a word that becomes 1 at the same call on all ranks. Or the user vouches for
@@ -10,6 +10,7 @@
 #include "common/log.h"
 #include "common/profile.h"
 #include "plugin/tuner/export.h"
+#include "plugin/tuner/net_tuner.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -25,8 +26,10 @@ typedef void end_fn(const uint32_t *word);
 /* A communicator's. Made by init, constant until it is freed. */
 struct context {
     size_t ranks, nodes;
-    const uint32_t *agreed; /* NULL: it is `trusted` */
+    bool ruled;             /* the profile's rules may apply: when they are `agreed`, */
+    const uint32_t *agreed; /* or, NULL, at once, as it is `trusted` */
     end_fn *end;
+    struct lc_net_tuner net;
 };
 
 /* Written once by set_up, constant afterwards. */
@@ -86,7 +89,7 @@ static bool find_agreement(struct context *context)
     return context->agreed != NULL;
 }
 
-/* A NULL context means: no rule ever applies. Nothing here is an error to NCCL. */
+/* A NULL context means: all is left to NCCL. Nothing here is an error to it. */
 static enum lc_nccl_result begin(void **out, size_t ranks, size_t nodes, lc_nccl_logger *log)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -95,14 +98,14 @@ static enum lc_nccl_result begin(void **out, size_t ranks, size_t nodes, lc_nccl
     *out = NULL;
     __atomic_store_n(&nccl_log, log, __ATOMIC_RELAXED);
     pthread_once(&once, set_up);
-    if (!profile)
-        return LC_NCCL_SUCCESS;
     context = calloc(1, sizeof(*context));
     if (!context)
         return LC_NCCL_SUCCESS;
     context->ranks = ranks;
     context->nodes = nodes;
-    if (!trusted && !find_agreement(context)) {
+    context->ruled = profile && (trusted || find_agreement(context));
+    lc_net_tuner_open(&context->net, ranks, nodes, log);
+    if (!context->ruled && !context->net.library) {
         free(context);
         return LC_NCCL_SUCCESS;
     }
@@ -116,13 +119,16 @@ static enum lc_nccl_result end(void *opaque)
 
     if (context && context->agreed)
         context->end(context->agreed);
+    if (context)
+        lc_net_tuner_close(&context->net);
     free(context);
     return LC_NCCL_SUCCESS;
 }
 
 static const struct lc_profile_rule *rule_for(const struct context *context, int op, size_t bytes)
 {
-    if (!context || (context->agreed && !__atomic_load_n(context->agreed, __ATOMIC_ACQUIRE)))
+    if (!context || !context->ruled ||
+        (context->agreed && !__atomic_load_n(context->agreed, __ATOMIC_ACQUIRE)))
         return NULL;
     return lc_tuner_rule(profile, context->ranks, context->nodes, op, bytes);
 }
@@ -130,12 +136,16 @@ static const struct lc_profile_rule *rule_for(const struct context *context, int
 static enum lc_nccl_result get(void *context, int op, size_t bytes, int pipe_ops,
                                const struct lc_tuner_table *table, int registered, int *channels)
 {
-    const struct lc_profile_rule *rule = rule_for(context, op, bytes);
+    const struct context *own = context;
+    const struct lc_profile_rule *rule = rule_for(own, op, bytes);
 
-    if (rule && lc_tuner_apply(rule, table, channels))
+    if (rule && lc_tuner_apply(rule, table, channels)) {
         lc_debug("%s of %zu bytes: %s %s %u", lc_profile_op_name(rule->op), bytes,
                  lc_profile_algorithm_name(rule->algorithm),
                  lc_profile_protocol_name(rule->protocol), rule->width);
+    } else if (own) {
+        lc_net_tuner_ask(&own->net, op, bytes, pipe_ops, table, registered, channels);
+    }
     return LC_NCCL_SUCCESS;
 }
 
@@ -143,12 +153,16 @@ static enum lc_nccl_result get(void *context, int op, size_t bytes, int pipe_ops
 static enum lc_nccl_result get_v2(void *context, int op, size_t bytes, int collnet, int nvls,
                                   int pipe_ops, int *algorithm, int *protocol, int *channels)
 {
-    const struct lc_profile_rule *rule = rule_for(context, op, bytes);
+    const struct context *own = context;
+    const struct lc_profile_rule *rule = rule_for(own, op, bytes);
 
     if (rule) {
         *algorithm = rule->algorithm;
         *protocol = rule->protocol;
         lc_tuner_set_channels(rule, channels);
+    } else if (own) {
+        lc_net_tuner_ask_v2(&own->net, op, bytes, collnet, nvls, pipe_ops, algorithm, protocol,
+                            channels);
     }
     return LC_NCCL_SUCCESS;
 }

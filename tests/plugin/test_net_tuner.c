@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_net_tuner LIBRARY: the tuner that NCCL finds in the network's library, as NCCL drives it. */
+ * test_net_tuner LIBRARY TUNER...: the tuner that NCCL finds in the network's library, as NCCL drives it, and what the tuner
+ * plugins make of it. */
 #include "plugin/net/abi/channels.h"
 #include "plugin/tuner/abi.h"
 #include "tests/check.h"
@@ -11,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum {
     BROADCAST = 0,
@@ -135,14 +137,58 @@ static void it_speaks_only_where_nccl_uses_the_network(int version)
     CHECK(dlclose(handle) == 0);
 }
 
+/* A job that names a tuner plugin, and a rank that lacks it, choose alike. */
+static void tuner_plugin_says_what_the_network_says(const char *plugin, int version)
+{
+    void *tuner = dlopen(plugin, RTLD_NOW | RTLD_LOCAL);
+    void *net = load("lo");
+
+    CHECK(tuner);
+    CHECK(ask(tuner, version, 2, 2, 64 << 10) == 0);
+    begin(net);
+    CHECK(ask(tuner, version, 2, 2, 64 << 10) == 1);
+    CHECK(ask(tuner, version, 4, 2, 64 << 10) == 0);
+    CHECK(ask(tuner, version, 2, 2, 64 << 20) == (version == 2 ? 0 : 8));
+    CHECK(dlclose(net) == 0);
+    CHECK(ask(tuner, version, 2, 2, 64 << 10) == 0); /* and NCCL may unload it */
+    CHECK(!dlopen(library, RTLD_NOW | RTLD_NOLOAD));
+    CHECK(dlclose(tuner) == 0);
+}
+
+static void rule_of_a_profile_goes_first(const char *plugin)
+{
+    static const char text[] =
+        "loongcomm.profile/1\ngpu none\nnccl 2.28.9\nnccl all-reduce 2 2 0 100000 ring simple 3\n";
+    char path[] = "/tmp/lc-net-tuner-XXXXXX";
+    int fd = mkstemp(path);
+    void *tuner, *net = load("lo");
+
+    CHECK(fd >= 0 && write(fd, text, sizeof(text) - 1) == (ssize_t)sizeof(text) - 1);
+    close(fd);
+    CHECK(setenv("LOONGCOMM_PROFILE", path, 1) == 0);
+    CHECK(setenv("LOONGCOMM_PROFILE_TRUST", "yes", 1) == 0);
+    tuner = dlopen(plugin, RTLD_NOW | RTLD_LOCAL);
+    CHECK(tuner);
+    begin(net);
+    CHECK(ask(tuner, 5, 2, 2, 64 << 10) == 3);
+    CHECK(ask(tuner, 5, 2, 2, 64 << 20) == 8);
+    CHECK(dlclose(tuner) == 0 && dlclose(net) == 0);
+    unlink(path);
+}
+
 int main(int argc, char **argv)
 {
-    CHECK(argc == 2);
+    CHECK(argc == 4);
     library = argv[1];
     CHECK(setenv("NCCL_IB_DISABLE", "1", 1) == 0);
     small_shares_use_one_channel_and_large_ones_as_many_as_were_measured_to_win();
     what_was_not_measured_is_left_to_nccl();
     for (int version = 2; version <= 6; version++)
         it_speaks_only_where_nccl_uses_the_network(version);
+    for (int version = 2; version <= 6; version++) {
+        tuner_plugin_says_what_the_network_says(argv[2], version);
+        tuner_plugin_says_what_the_network_says(argv[3], version);
+    }
+    rule_of_a_profile_goes_first(argv[2]);
     return 0;
 }

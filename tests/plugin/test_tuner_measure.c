@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum {
@@ -190,6 +191,42 @@ static void product_decides_by_its_profile(const struct plugin *p)
     CHECK(ask(p, 0, 999) == 0 && is_filled());
 }
 
+/* The interposer's, as the product's tuner finds them. */
+const uint32_t *loongcomm_tuner_begin_v1(uint64_t hash);
+void loongcomm_tuner_end_v1(const uint32_t *word);
+static int begun;
+
+const uint32_t *loongcomm_tuner_begin_v1(uint64_t hash)
+{
+    static const uint32_t agreed = 1;
+
+    begun++;
+    return &agreed;
+}
+
+void loongcomm_tuner_end_v1(const uint32_t *word)
+{
+}
+
+/* Left in NCCL_TUNER_PLUGIN by mistake, on one rank of a job: the others shall not count on it. */
+static void it_agrees_to_no_profile(const char *library)
+{
+    pid_t child = fork(); /* what a process has found out stays */
+    int status;
+
+    CHECK(child >= 0);
+    if (child == 0) {
+        struct plugin p = open_plugin(library);
+
+        CHECK(begun == 0 && atomic_load(&p.measure->product) == 0);
+        CHECK(ask(&p, 0, 999) == 0 && is_filled());
+        CHECK(ask(&p, lc_measure_word(LC_MEASURE_PRODUCT, 0, 0, 0), 999) == 0 && is_filled());
+        CHECK(p.calls->finalize(p.context) == LC_NCCL_SUCCESS);
+        _exit(0);
+    }
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+}
+
 int main(int argc, char **argv)
 {
     char path[] = "/tmp/lc-measure-XXXXXX";
@@ -200,6 +237,8 @@ int main(int argc, char **argv)
     CHECK(write(fd, PROFILE, sizeof(PROFILE) - 1) == (ssize_t)sizeof(PROFILE) - 1);
     close(fd);
     CHECK(setenv("LOONGCOMM_PROFILE", path, 1) == 0);
+    CHECK(unsetenv("LOONGCOMM_PROFILE_TRUST") == 0);
+    it_agrees_to_no_profile(argv[1]);
     CHECK(setenv("LOONGCOMM_PROFILE_TRUST", "yes", 1) == 0);
     word_that_names_no_way_changes_nothing();
     any_word_leaves_what_is_ruled_out();

@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "plugin/tuner/net_tuner.h"
+
+#include <dlfcn.h>
+#include <limits.h>
+#include <link.h>
+#include <stdio.h>
+#include <string.h>
+
+#define LIBRARY "libnccl-net-loongcomm.so"
+
+/* By its file's name: NCCL may have been given a path. */
+static int look(struct dl_phdr_info *info, size_t size, void *arg)
+{
+    const char *slash = strrchr(info->dlpi_name, '/');
+    char *path = arg;
+
+    if (strcmp(slash ? slash + 1 : info->dlpi_name, LIBRARY) != 0 ||
+        strlen(info->dlpi_name) >= PATH_MAX)
+        return 0;
+    memcpy(path, info->dlpi_name, strlen(info->dlpi_name) + 1);
+    return 1;
+}
+
+void lc_net_tuner_open(struct lc_net_tuner *out, size_t ranks, size_t nodes, lc_nccl_logger *log)
+{
+    char path[PATH_MAX];
+
+    *out = (struct lc_net_tuner){ 0 };
+    if (!dl_iterate_phdr(look, path))
+        return;
+    out->library = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+    if (!out->library)
+        return;
+    out->tuner = dlsym(out->library, "ncclTunerPlugin_v5");
+    out->old = dlsym(out->library, "ncclTunerPlugin_v2");
+    if (out->tuner && out->old &&
+        out->tuner->init(&out->context, 0, ranks, nodes, log, NULL, NULL) == LC_NCCL_SUCCESS)
+        return;
+    (void)dlclose(out->library); /* one of before it had a tuner */
+    *out = (struct lc_net_tuner){ 0 };
+}
+
+void lc_net_tuner_ask(const struct lc_net_tuner *net, int op, size_t bytes, int pipe_ops,
+                      const struct lc_tuner_table *table, int registered, int *channels)
+{
+    if (net->library)
+        (void)net->tuner->getCollInfo(net->context, op, bytes, pipe_ops, (float **)table->costs,
+                                      table->algorithms, table->protocols, registered, channels);
+}
+
+void lc_net_tuner_ask_v2(const struct lc_net_tuner *net, int op, size_t bytes, int collnet,
+                         int nvls, int pipe_ops, int *algorithm, int *protocol, int *channels)
+{
+    if (net->library)
+        (void)net->old->getCollInfo(net->context, op, bytes, collnet, nvls, pipe_ops, algorithm,
+                                    protocol, channels);
+}
+
+void lc_net_tuner_close(struct lc_net_tuner *net)
+{
+    if (!net->library)
+        return;
+    (void)net->tuner->finalize(net->context);
+    (void)dlclose(net->library);
+    *net = (struct lc_net_tuner){ 0 };
+}
