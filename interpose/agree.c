@@ -9,6 +9,7 @@
 #include "interpose/tuner.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,11 +46,11 @@ struct lc_agree {
     uint32_t change;     /* 0, then the last that this rank has voted for */
     uint64_t change_from;
 
-    /* Any thread: 0 (ncclSuccess), then what later calls return; written once. */
-    atomic_int_fast64_t
-        lost_ns; /* 0, then when a peer was first seen to be gone; any thread, written once */
-    _Atomic int broken;
+    /* Any thread, each written once. */
+    atomic_int_fast64_t lost_ns; /* 0, then when a peer was first seen to be gone */
+    _Atomic int broken;          /* 0 (ncclSuccess), then what later calls return */
     _Atomic bool aborted;
+    _Atomic bool said; /* who is gone */
 };
 
 /* Where a process runs, as ranks of one machine must see it alike: LOONGCOMM_HOSTID, NCCL_HOSTID, else the boot. */
@@ -353,13 +354,44 @@ ncclResult_t lc_agree_own_error(const struct lc_agree *agree)
     return (ncclResult_t)atomic_load(&agree->broken);
 }
 
-ncclResult_t lc_agree_error(const struct lc_agree *agree)
+ncclResult_t lc_agree_state(const struct lc_agree *agree)
 {
     ncclResult_t broken = lc_agree_own_error(agree);
 
     if (broken != ncclSuccess)
         return broken;
     return lc_room_error(agree->room, NULL) ? ncclRemoteError : ncclSuccess;
+}
+
+/* The program learns no more than ncclRemoteError from the value. */
+static void say_lost(struct lc_agree *agree)
+{
+    uint32_t peer = 0;
+    int err = lc_room_error(agree->room, &peer);
+
+    if (!err || atomic_exchange(&agree->said, true))
+        return;
+    if (err == -ECONNRESET)
+        lc_error("rank %d of %d: rank %" PRIu32 " has ended without destroying their communicator; "
+                 "calls on it fail from now on",
+                 agree->rank, agree->ranks, peer);
+    else if (err == -ECANCELED)
+        lc_error("rank %d of %d: rank %" PRIu32 " has aborted their communicator, or a call of its "
+                 "has failed there; calls on it fail from now on",
+                 agree->rank, agree->ranks, peer);
+    else
+        lc_error("rank %d of %d: the rank that the others of its communicator agree through has "
+                 "ended; calls on it fail from now on",
+                 agree->rank, agree->ranks);
+}
+
+ncclResult_t lc_agree_error(struct lc_agree *agree)
+{
+    ncclResult_t error = lc_agree_state(agree);
+
+    if (error != ncclSuccess && !atomic_load(&agree->aborted))
+        say_lost(agree);
+    return error;
 }
 
 uint64_t lc_agree_watch(struct lc_agree *agree, struct lc_progress *progress)

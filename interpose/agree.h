@@ -88,9 +88,10 @@ void lc_agree_abort(struct lc_agree *agree);
 
 /* ncclSuccess, or what further calls return: an error of ours here, or ncclRemoteError once a rank has ended without
  * goodbye, aborted or failed (only after our own vote: before it nothing of ours can be waiting). Any thread; atomic
- * loads. The first is about this rank alone. */
+ * loads. The first is about this rank alone; the last is for those who tell the program, and says, once, who is gone. */
 ncclResult_t lc_agree_own_error(const struct lc_agree *agree);
-ncclResult_t lc_agree_error(const struct lc_agree *agree);
+ncclResult_t lc_agree_state(const struct lc_agree *agree);
+ncclResult_t lc_agree_error(struct lc_agree *agree);
 
 /* Lets the watchdog see how far this rank is; `progress` stays readable until lc_agree_free. Returns a number that is
  * the same at every rank of the communicator. NULL is allowed: 0. */

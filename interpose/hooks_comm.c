@@ -227,15 +227,16 @@ LC_EXPORT ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags)
 static ncclResult_t our_error(struct lc_comm *entry)
 {
     struct lc_reducer *reducer = atomic_load_explicit(&entry->reducer, memory_order_acquire);
-    ncclResult_t error = lc_agree_error(entry->agree);
+    ncclResult_t error = lc_agree_state(entry->agree);
 
     if (error == ncclSuccess || lc_agree_own_error(entry->agree) != ncclSuccess)
         return error;
     if (reducer && lc_peers_were_cut(reducer->peers))
-        return error;
+        return lc_agree_error(entry->agree);
     if (!reducer || !lc_reducer_busy(reducer))
         return ncclSuccess;
-    return lc_agree_lost_for_ms(entry->agree) >= LOST_MS ? error : ncclSuccess;
+    return lc_agree_lost_for_ms(entry->agree) >= LOST_MS ? lc_agree_error(entry->agree)
+                                                         : ncclSuccess;
 }
 
 /* Polled by watchdogs that end the job if it blocks: nothing here may wait. */

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """usage: tests/gpu/link_bytes.py [--library FILE] [--calls N]
 Do NVLink's own counters agree with the ledger? Jobs of two ranks on two GPUs, preloaded with LOONGCOMM_PEER=force, call
-all-reduces (exact, and bf16 on the wire) and all-to-alls (dense, and with zeros) of 64 MB CALLS times (200); what the links
+all-reduces (exact, and bf16 on the wire) and all-to-alls (dense, and with zeros) of 64 MB CALLS times (400); what the links
 of GPU 0 sent and received (`nvidia-smi nvlink -gt d`) is compared with the bytes that the exit reports of the ranks say
 were written to peers. More than 2 % apart is a failure. Ends with `N passed, N failed`; 77 where there are not two GPUs or no
 such counters."""
@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 
 sys.dont_write_bytecode = True
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -20,6 +21,7 @@ sys.path.insert(0, os.path.join(ROOT, "perf"))
 import resident  # noqa: E402
 
 BYTES = 64 << 20
+WARM = 30  # calls of a 64th, in three seconds: until the ranks have agreed their bytes go by NCCL, which has no ledger
 BOUND = 0.02
 CASES = {  # operation, share of zero rows, settings
     "all-reduce": ("allreduce", 0, {}),
@@ -38,12 +40,19 @@ def worker(operation, zeros, calls):
     rows = torch.randn(BYTES // 4096, 1024, device=device)
     rows.view(-1, 64, 1024)[:, int(64 * (1 - zeros)):] = 0
     out = torch.empty_like(rows)
-    for _ in range(calls):
+
+    def call(part):
         if operation == "allreduce":
-            dist.all_reduce(rows, op=dist.ReduceOp.AVG)
+            dist.all_reduce(rows[:part], op=dist.ReduceOp.AVG)
         else:
-            dist.all_to_all_single(out, rows)
-    torch.cuda.synchronize()
+            dist.all_to_all_single(out[:part], rows[:part])
+        torch.cuda.synchronize()
+
+    for _ in range(WARM):
+        call(len(rows) // 64)
+        time.sleep(0.1)
+    for _ in range(calls):
+        call(len(rows))
     dist.destroy_process_group()
 
 
@@ -111,7 +120,7 @@ def main(options):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(usage=__doc__)
     parser.add_argument("--worker", nargs=2)
-    parser.add_argument("--calls", type=int, default=200)
+    parser.add_argument("--calls", type=int, default=400)
     parser.add_argument("--library", default=resident.LIBRARY)
     given = parser.parse_args()
     if given.worker:
