@@ -66,8 +66,9 @@ class Set:
     def end(self):
         for process in self.processes:
             process.stdin.close()
-        for process in self.processes:
-            process.wait(60)
+        for rank, process in enumerate(self.processes):
+            if process.wait(60):
+                sys.exit("%s: rank %d of %s ended with status %d" % (sys.argv[0], rank, self.variant, process.returncode))
 
     def kill(self):
         for process in self.processes:

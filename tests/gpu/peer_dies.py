@@ -3,8 +3,8 @@
 """usage: tests/gpu/peer_dies.py [--library FILE] [--ranks N]
 A rank that is killed in the middle of reductions through mapped memory takes nobody's device with it: two ranks (or more)
 on as many GPUs, preloaded with LOONGCOMM_PEER=force, call all-reduces; the last rank kills itself. The others must say so
-and end with a failure within 40 seconds; a job on the same GPUs must then end well. Ends with `N passed, N failed`; 77 where
-there are too few GPUs."""
+and end with a failure within 40 seconds, beside the 20 that a job may take to begin; a job on the same GPUs must then end
+well. Ends with `N passed, N failed`; 77 where there are too few GPUs."""
 import argparse
 import os
 import subprocess
@@ -17,6 +17,7 @@ sys.path.insert(0, os.path.join(ROOT, "perf"))
 import resident  # noqa: E402
 
 LIMIT = 40
+START = 20  # seconds that a job may take to begin and end
 
 
 def worker(dies):
@@ -56,7 +57,7 @@ def job(options, dies):
     begun = time.monotonic()
     for process in running:
         try:
-            output = process.communicate(timeout=max(1, LIMIT + 20 - (time.monotonic() - begun)))[0]
+            output = process.communicate(timeout=max(1, LIMIT + START - (time.monotonic() - begun)))[0]
             results.append((process.returncode, time.monotonic() - begun, output))
         except subprocess.TimeoutExpired:
             process.kill()
@@ -72,7 +73,8 @@ def main(options):
     killed = job(options, True)
     rows = [("the rank was killed", killed[-1][0] == -9)]
     for rank, (status, seconds, output) in enumerate(killed[:-1]):
-        rows.append(("rank %d ended with status %s after %.0f s" % (rank, status, seconds), status not in (0, None)))
+        rows.append(("rank %d ended with status %s after %.0f s" % (rank, status, seconds),
+                     status not in (0, None) and seconds < LIMIT + START))
         said = [line for line in output.splitlines() if "loongcomm" in line and "rank %d" % (options.ranks - 1) in line]
         rows.append(("rank %d says who is gone: %s" % (rank, (said or ["nothing"])[0][:160]), bool(said)))
         if status in (0, None) or not said:
