@@ -219,7 +219,7 @@ LK_INLINE uint32_t lk_message_granules(const struct lk_ring_shape *s, uint64_t b
     uint32_t most = lk_message_is_short(s, bytes) ? LK_SHORT_GRANULES : LK_SLOT_GRANULES;
 
     if (most == LK_SLOT_GRANULES && tile > LK_TILE_LEAST)
-        tile = tile > 4 * LK_TILE_LEAST ? (tile + 3) / 4 : LK_TILE_LEAST;
+        tile = tile > (uint64_t)4 * LK_TILE_LEAST ? (tile + 3) / 4 : LK_TILE_LEAST;
     return tile < 1 ? 1 : tile > most ? most : (uint32_t)tile;
 }
 
