@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tuned TUNER: the tuner plugin in a job on the rig whose ranks may differ. Ranks that choose differently end the program
+ * tuned TUNER MEASURING: the tuner plugin in a job on the rig whose ranks may differ. Ranks that choose differently end the program
  * there; each case says whether the profile is to be used in the end. The interposer is preloaded. */
 #include "tests/interpose/profile_file.h"
 #include "tests/rig/test_nccl.h"
@@ -13,6 +13,8 @@
 #define CALLS 64
 #define COUNT 1000
 
+static const char *measure; /* the plugin for measuring, left over from that */
+
 static const struct tuned {
     const char *name;
     int rank; /* the one that is not like the others */
@@ -20,13 +22,14 @@ static const struct tuned {
     bool used;
     bool all; /* all ranks are like that */
 } cases[] = {
-    {"alike",            0, "LOONGCOMM_LOG_LEVEL", "warn",  true,  false},
-    { "no_plugin",       1, "NCCL_TUNER_PLUGIN",   "",      false, false},
-    { "other_profile",   2, "LOONGCOMM_PROFILE",   "other", false, false},
-    { "no_profile",      1, "LOONGCOMM_PROFILE",   "",      false, false},
-    { "off",             0, "LOONGCOMM_ENABLE",    "no",    false, false},
-    { "off_elsewhere",   2, "LOONGCOMM_ENABLE",    "no",    false, false},
-    { "another_machine", 0, "LOONGCOMM_PROFILE",   "alien", false, true },
+    {"alike",            0, "LOONGCOMM_LOG_LEVEL", "warn",    true,  false},
+    { "no_plugin",       1, "NCCL_TUNER_PLUGIN",   "",        false, false},
+    { "other_profile",   2, "LOONGCOMM_PROFILE",   "other",   false, false},
+    { "no_profile",      1, "LOONGCOMM_PROFILE",   "",        false, false},
+    { "off",             0, "LOONGCOMM_ENABLE",    "no",      false, false},
+    { "off_elsewhere",   2, "LOONGCOMM_ENABLE",    "no",      false, false},
+    { "another_machine", 0, "LOONGCOMM_PROFILE",   "alien",   false, true },
+    { "measuring",       1, "NCCL_TUNER_PLUGIN",   "measure", false, false},
 };
 
 static struct meeting *meeting;
@@ -42,6 +45,8 @@ static void set(const struct tuned *which, int rank)
         return;
     if (strcmp(value, "other") == 0)
         value = paths[1];
+    if (strcmp(value, "measure") == 0)
+        value = measure;
     if (strcmp(value, "alien") == 0)
         value = paths[2];
     CHECK(setenv(which->variable, value, 1) == 0);
@@ -112,7 +117,8 @@ int main(int argc, char **argv)
 {
     int failed = 0;
 
-    CHECK(argc == 2 && setenv("NCCL_TUNER_PLUGIN", argv[1], 1) == 0);
+    CHECK(argc == 3 && setenv("NCCL_TUNER_PLUGIN", argv[1], 1) == 0);
+    measure = argv[2];
     meeting = meeting_new();
     chosen = mmap(NULL, sizeof(*chosen) * RANKS, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
                   -1, 0);
