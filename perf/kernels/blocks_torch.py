@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""blocks_torch.py LIBRARY [--compile MODE] [--shapes N,...] [--seconds N] [--samples N] [--untuned] [--json FILE]
+"""blocks_torch.py LIBRARY [--compile MODE] [--blocks NAME,...] [--shapes N,...] [--seconds N] [--samples N] [--untuned] [--json FILE]
 
 The perceptron and the projection of loongblocks.h beside torch, eager and compiled, on a GPU: bf16, four shapes each.
 Each way is captured as a graph (so the times are the device's), the graphs are replayed in turn, medians count. Backward is
@@ -10,6 +10,9 @@ backward beside input, weights and result.
 Verdicts: of each of our ways, torch's time over ours, for torch the faster one of eager and compiled in each direction; the
 same of what is left when the products' time is taken off (>: nothing measurable is left of ours); memory kept as a part of
 what eager keeps.
+
+Ours are, of the perceptron, with the norm's weight folded into the matrix or applied; of the projection, with y made anew
+by backward, with y kept as torch does, and in chunks of rows.
 
 MODE: max-autotune-no-cudagraphs (several minutes to compile), default (about a minute), none. Shapes are numbers from 0,
 each compiled for itself. No shape is begun after --seconds. Prints tables, verdicts, and one JSON line per row, all of it
@@ -199,6 +202,7 @@ def main():
     parser.add_argument("library")
     parser.add_argument("--compile", default="default")
     parser.add_argument("--shapes", default="0,1,2,3")
+    parser.add_argument("--blocks", default="mlp,projection")
     parser.add_argument("--seconds", type=float, default=500)
     parser.add_argument("--samples", type=int, default=15)
     parser.add_argument("--untuned", action="store_true")
@@ -213,6 +217,8 @@ def main():
     rows, verdicts, good = [], [], True
     for number in (int(n) for n in args.shapes.split(",")):
         for name, make_ways in (("mlp", mlp_ways), ("projection", projection_ways)):
+            if name not in args.blocks.split(","):
+                continue
             if time.monotonic() - begun > args.seconds:
                 print(f"left out: {name}, shape {number}")
                 continue

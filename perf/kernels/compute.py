@@ -627,6 +627,21 @@ def describe(values):
             "rounds": values}
 
 
+def figures(case, size, us, copy_gbs, same_gbs):
+    """Of one variant that moves so many bytes, by the times of its rounds, beside those of the copies."""
+    gbs = [size / t * 1e-3 for t in us]
+    share = lambda of: statistics.median([g / c for g, c in zip(gbs, of)])
+    return {"op": case.op, "case": case.shape, "bytes": size, "dtype": case.dtype, "ranks": 1, "live": 1,
+            "median_us": statistics.median(us), "p10": quantile(us, 0.1), "p90": quantile(us, 0.9), "p99": quantile(us, 0.99),
+            "algbw": statistics.median(gbs), "copy_gbs": statistics.median(copy_gbs), "copy_share": share(copy_gbs),
+            "same_size_gbs": statistics.median(same_gbs), "same_size_share": share(same_gbs)}
+
+
+def copy_rates(bench, times):
+    """Takes the copies' rounds out of what measure() gives: GB/s of the large one and of those of the case's size."""
+    return [2 * bench.copy_from.numel() / us * 1e-3 for us in times.pop("copy")], times.pop("same size")
+
+
 def run_case(bench, case):
     """Records of one case."""
     sets = [case.make_set(bench) for _ in range(1 if isinstance(case, Adamw) else case.count_sets())]
@@ -644,19 +659,10 @@ def run_case(bench, case):
             continue
         variants[name] = [lambda s=s, function=function: function(s) for s in sets]
     times = bench.measure(variants, case.bytes)
-    copy_gbs = [2 * bench.copy_from.numel() / us * 1e-3 for us in times.pop("copy")]
-    same_gbs = times.pop("same size")
+    copy_gbs, same_gbs = copy_rates(bench, times)
     bench.copy_best = max(bench.copy_best, statistics.median(copy_gbs))
-    records = []
-    for name, us in times.items():
-        gbs = [case.bytes / t * 1e-3 for t in us]
-        records.append({"op": case.op, "case": case.shape, "bytes": case.bytes, "dtype": case.dtype, "ranks": 1,
-                        "live": 1, "variant": name, "median_us": statistics.median(us), "p10": quantile(us, 0.1),
-                        "p99": quantile(us, 0.99), "algbw": statistics.median(gbs), "sets": len(sets),
-                        "copy_gbs": statistics.median(copy_gbs),
-                        "copy_share": statistics.median([g / c for g, c in zip(gbs, copy_gbs)]),
-                        "same_size_gbs": statistics.median(same_gbs),
-                        "same_size_share": statistics.median([g / c for g, c in zip(gbs, same_gbs)])})
+    records = [dict(figures(case, case.bytes, us, copy_gbs, same_gbs), variant=name, sets=len(sets))
+               for name, us in times.items()]
     records[0].update(verified=verified, errors=[got for got, _ in errors])
     rivals = [name for name in times if name != "loongcomm" and name != "fused, not clipped"]
     if rivals:

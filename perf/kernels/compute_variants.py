@@ -162,17 +162,10 @@ def measure_case(c, bench, number, family, outputs, case, skipped):
         variants[name], sizes[name] = calls, size
     say(begin="timing", case=number)
     times = bench.measure(variants, case.bytes)
-    same = times.pop("same size")
-    copies = [2 * bench.copy_from.numel() / us * 1e-3 for us in times.pop("copy")]
+    copies, same = c.copy_rates(bench, times)
     forms.choose(-1)
     for name, us in times.items():
-        gbs = [sizes[name] / t * 1e-3 for t in us]
-        say(record=dict(op=case.op, case=case.shape, bytes=sizes[name], dtype=case.dtype, ranks=1, live=1, variant=name,
-                        family=family, median_us=statistics.median(us), p10=c.quantile(us, 0.1), p90=c.quantile(us, 0.9),
-                        p99=c.quantile(us, 0.99), algbw=statistics.median(gbs), copy_gbs=statistics.median(copies),
-                        copy_share=statistics.median([g / m for g, m in zip(gbs, copies)]),
-                        same_size_gbs=statistics.median(same),
-                        same_size_share=statistics.median([g / m for g, m in zip(gbs, same)]),
+        say(record=dict(c.figures(case, sizes[name], us, copies, same), variant=name, family=family,
                         verified=right.get(name, True)))
     say(done=number)
 
