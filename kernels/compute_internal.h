@@ -98,6 +98,7 @@ struct lk_norm_launch {
     struct lk_norm_forward forward;
     struct lk_norm_backward backward;
     struct lk_column_sums also; /* of a backward with dgamma or dbeta */
+    uint32_t like_y; /* a forward without y whose statistics have the bits of one with y */
     uint32_t wide;
     uint32_t
         partials; /* rows of partial sums in the workspace (norm_slot()), each of 16 floats per group; 0: not wanted */
@@ -105,6 +106,10 @@ struct lk_norm_launch {
 
 int lk_run_norm_forward(const struct lk_norm_launch *launch, void *stream);
 int lk_run_norm_backward(const struct lk_norm_launch *launch, void *stream);
+
+/* lk_norm_forward(); without y, too, its statistics have the bits that they have with it. */
+int lk_norm_forward_like_y(const struct lk_norm *norm, const struct lk_norm_forward *forward,
+                           void *stream);
 
 /* lk_norm_backward() of a call that wants dgamma or dbeta, and other sums made in their launch. */
 int lk_norm_backward_beside(const struct lk_norm *norm, const struct lk_norm_backward *backward,

@@ -234,7 +234,7 @@ const norm_kernel *product_forward(const lk_norm_launch *launch)
 
     if (nth == NORM_CLASS_COUNT)
         return nullptr;
-    if (!launch->forward.y)
+    if (!launch->forward.y && !launch->like_y)
         return &rows.kernels[nth];
     if (launch->norm.rows <= NORM_FEW[nth])
         return &forward_few_tables[layer][residual].kernels[nth];

@@ -171,7 +171,7 @@ static int make_norm(const char *call, const struct lk_norm_linear *block, const
     int err;
 
     norm.rows = n;
-    err = lk_norm_forward(&norm, &forward, stream);
+    err = lk_norm_forward_like_y(&norm, &forward, stream);
     return err ? lk_blas_fail(err, "%s: the norm: %s", call, lk_error_text(err)) : 0;
 }
 

@@ -126,10 +126,10 @@ LK_API size_t lk_norm_workspace_bytes(const struct lk_norm *norm)
     return (size_t)(partial_rows(norm) * ((norm->columns + 7) / 8) * 16 * sizeof(float));
 }
 
-LK_API int lk_norm_forward(const struct lk_norm *norm, const struct lk_norm_forward *forward,
-                           void *stream)
+static int norm_forward(const struct lk_norm *norm, const struct lk_norm_forward *forward,
+                        bool like_y, void *stream)
 {
-    struct lk_norm_launch launch = { 0 };
+    struct lk_norm_launch launch = { .like_y = like_y };
 
     if (!good_norm(norm) || !forward || !forward->x || (forward->residual && !forward->sum))
         return -EINVAL;
@@ -145,6 +145,18 @@ LK_API int lk_norm_forward(const struct lk_norm *norm, const struct lk_norm_forw
     launch.norm = *norm;
     launch.forward = *forward;
     return norm->rows ? lk_run_norm_forward(&launch, stream) : 0;
+}
+
+LK_API int lk_norm_forward(const struct lk_norm *norm, const struct lk_norm_forward *forward,
+                           void *stream)
+{
+    return norm_forward(norm, forward, false, stream);
+}
+
+int lk_norm_forward_like_y(const struct lk_norm *norm, const struct lk_norm_forward *forward,
+                           void *stream)
+{
+    return norm_forward(norm, forward, true, stream);
 }
 
 int lk_norm_backward_beside(const struct lk_norm *norm, const struct lk_norm_backward *backward,
