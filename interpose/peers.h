@@ -93,9 +93,10 @@ void lc_peers_refuse(struct lc_room *room);
 /* NULL: there are none. Constant once lc_peers_step has been true. `generation` is a collective's (struct lc_op);
  * messages of directed pairs, whose order beside collectives may differ between ranks, all go through generation 0.
  * `ctas`: size of a grid, less where more communicators have rings: kernels of all ranks of a GPU, of all communicators, have
- * to be resident together, and some of the device is left for NCCL's. It may differ between ranks and calls. */
+ * to be resident together, and some of the device is left for NCCL's. It may differ between ranks and calls. `slots`: of
+ * the rings that the call goes through. */
 const struct lk_rings *lc_peers_rings(const struct lc_peers *peers, uint32_t generation);
-uint32_t lc_peers_ctas(const struct lc_peers *peers);
+uint32_t lc_peers_ctas(const struct lc_peers *peers, uint32_t slots);
 uint32_t lc_peers_exchange_ctas(const struct lc_peers *peers);
 
 /* A call has ended early, since a rank has aborted or is gone: its results are none. Any thread, after the vote. */

@@ -57,7 +57,8 @@ int lc_rings_launch(const struct lc_op *op, const struct lc_redop *redop,
     place_factor(op, redop, comm->facts.ranks, &pre, &how.post);
     how.pre = &pre;
     bytes = data_bytes(op, list, n, comm->facts.ranks);
-    ctas = lc_policy_ctas(op, &now, how.wire != how.type, bytes, lc_peers_ctas(reducer->peers));
+    ctas = lc_policy_ctas(op, &now, how.wire != how.type, bytes,
+                          lc_peers_ctas(reducer->peers, rings->shape.slots));
     if (op->kind == LC_OP_REDUCE_SCATTER) {
         lc_sizing_note(&reducer->sizing,
                        bytes / (how.wire == how.type ? 1 : 2) / rings->shape.ranks);

@@ -191,14 +191,14 @@ static void kernels_of_all_communicators_find_room(void)
         peers[n] = waiting((const int[]){ 1, 1 });
         peers[n].facts.device = 3;
         CHECK(lc_peers_take_room(&peers[n]));
-        CHECK(lc_peers_ctas(&peers[0]) == lc_peers_ctas(&peers[n]));
-        CHECK(lc_peers_ctas(&peers[n]) * 2 * 2 * (n + 1) <= 99);
-        CHECK(n == 0 ? lc_peers_ctas(&peers[n]) == 16 : lc_peers_ctas(&peers[n]) <= before);
-        before = lc_peers_ctas(&peers[n]);
+        CHECK(lc_peers_ctas(&peers[0], 8) == lc_peers_ctas(&peers[n], 8));
+        CHECK(lc_peers_ctas(&peers[n], 8) * 2 * 2 * (n + 1) <= 99);
+        CHECK(n == 0 ? lc_peers_ctas(&peers[n], 8) == 16 : lc_peers_ctas(&peers[n], 8) <= before);
+        before = lc_peers_ctas(&peers[n], 8);
     }
     peers[24] = waiting((const int[]){ 1, 1 });
     peers[24].facts.device = 3;
-    CHECK(before == 1 && !lc_peers_take_room(&peers[24]) && lc_peers_ctas(&peers[0]) == 1);
+    CHECK(before == 1 && !lc_peers_take_room(&peers[24]) && lc_peers_ctas(&peers[0], 8) == 1);
 }
 
 /* Between GPUs exchanges get what sums leave, and more than these; on one GPU as much. */
@@ -214,7 +214,7 @@ static void exchanges_between_devices_get_the_rest_of_the_room(void)
         peers[n].facts.device = 4;
         strcpy(peers[n].offers[1].gpu, "0000:65:00.0");
         CHECK(lc_peers_take_room(&peers[n]));
-        sums = lc_peers_ctas(&peers[n]);
+        sums = lc_peers_ctas(&peers[n], 8);
         exchanges = lc_peers_exchange_ctas(&peers[n]);
         CHECK(n > 0 || (sums == 32 && exchanges == 64));
         CHECK(sums >= 1 && exchanges >= sums && (sums + exchanges) * (n + 1) <= 99);
@@ -222,7 +222,7 @@ static void exchanges_between_devices_get_the_rest_of_the_room(void)
     shared = waiting((const int[]){ 1, 1 });
     shared.facts.device = 5;
     CHECK(lc_peers_take_room(&shared));
-    CHECK(lc_peers_exchange_ctas(&shared) == lc_peers_ctas(&shared));
+    CHECK(lc_peers_exchange_ctas(&shared) == lc_peers_ctas(&shared, 8));
 }
 
 /* Fewer or more than is usual, but never more than there is room for. */
@@ -236,11 +236,13 @@ static void the_job_says_how_much_a_call_may_take(void)
     strcpy(peers.offers[1].gpu, "0000:65:00.0");
     CHECK(lc_peers_take_room(&peers));
     peers.facts.ctas = 8;
-    CHECK(lc_peers_ctas(&peers) == 8 && lc_peers_exchange_ctas(&peers) == 8);
+    CHECK(lc_peers_ctas(&peers, 8) == 8 && lc_peers_exchange_ctas(&peers) == 8);
     peers.facts.ctas = 128;
-    CHECK(lc_peers_ctas(&peers) == 49 && lc_peers_exchange_ctas(&peers) == 50);
+    CHECK(lc_peers_ctas(&peers, 8) == 49 && lc_peers_exchange_ctas(&peers) == 50);
     peers.facts.kernels = 1;
-    CHECK(lc_peers_ctas(&peers) == 64);
+    CHECK(lc_peers_ctas(&peers, 8) == 64);
+    CHECK(lc_peers_ctas(&peers, 6) == 48);
+    CHECK(lc_peers_ctas(&peers, 4) == 32 && lc_peers_ctas(&peers, 1) == 32); /* as is usual */
 }
 
 static void a_failure_between_two_looks_is_not_missed(void)
