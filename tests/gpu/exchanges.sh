@@ -3,8 +3,8 @@
 #
 # usage: tests/gpu/exchanges.sh LOGS [BUILD] [SECONDS]
 # All-to-alls between two GPUs beside NCCL, in 170 s or SECONDS, builds not counted: each size with and without lines, eager
-# and in graphs, by share of zeros, as sends and receives, the kernels alone with 32 and 64 CTAs; random calls beside NCCL's
-# through both ways, and the kernels under memcheck. Files go to the folder LOGS; summary.txt has a line for each part.
+# and in graphs, by share of zeros, as sends and receives, the kernels alone with 32 and 64 CTAs, and on one GPU; random calls
+# beside NCCL's through both ways, and the kernels under memcheck. Files go to the folder LOGS; summary.txt has a line for each part.
 # Ends with `N passed, N failed, N skipped`; 77 where there are not two GPUs.
 set -u
 root=$(readlink -f "$(dirname "$0")/../..")
@@ -70,9 +70,10 @@ random() {
 }
 
 end=$((SECONDS + 300))
-needed="interpose/libloongcomm.so kernels/libloongkernels.so perf/loongcomm-bench perf/kernels/loongcomm-bench-peers tests/gpu/mixed"
+needed="interpose/libloongcomm.so kernels/libloongkernels.so perf/loongcomm-bench perf/kernels/loongcomm-bench-peers perf/kernels/loongcomm-bench-rings
+    tests/gpu/mixed"
 row build 300 bash -c "[ -f '$build/build.ninja' ] || bash tools/build --configure '$build' -Dkernels=enabled -Dgpu_arch=${GPU_ARCH:-90}
-    . tools/setup build && ninja -C '$build' $needed" || exit 1
+    . tools/setup build && ninja -C '$build' ${needed//$'\n'/ }" || exit 1
 libraries=$(python3 -c 'import nvidia
 p = list(nvidia.__path__)[0]
 print(p + "/nccl/lib:" + p + "/cu13/lib")') || exit 1
@@ -80,19 +81,21 @@ peer="LOONGCOMM_PEER=force LOONGCOMM_HOSTID=one LD_LIBRARY_PATH=$libraries"
 slots=LOONGCOMM_EXCHANGE_SHORT_BYTES=0
 end=$((SECONDS + ${3:-170}))
 
-measured eager "" --budget 4 --sizes 64K,256K,1M,4M --live 1.0
-beside kernels 18,17,16,15,12,3,10,11,4 --ctas 32,64
-random random-lines ""
 measured large "" --budget 8 --sizes 16M,256M
-measured large-32m LOONGCOMM_STAGING_START=32m --budget 2 --sizes 256M --live 1.0,0.1
-measured eager-slots "$slots" --budget 3 --sizes 64K,256K,1M,4M --live 1.0
+measured eager "" --budget 4 --sizes 64K,256K,1M,4M --live 1.0
+row one-gpu 30 "$build/perf/kernels/loongcomm-bench-rings" "$build/kernels/libloongkernels.so" --cases 12,13,14,15,16,17 \
+    --ctas 16,32 --slots 4 --limit 0.3 && grep -E '^all-to-all' "$logs/one-gpu.log" | tee -a "$logs/summary.txt"
+random random-lines ""
+beside kernels 18,17,16,15,12,3,10,11,4 --ctas 64
 measured graph "" --graph --budget 3 --sizes 64K,256K,1M,4M --live 1.0
-measured sendrecv "" --sendrecv --budget 3 --sizes 64K,1M,256M --live 1.0
-beside kernels-slots 18,17,16,15 --short 0 --ctas 32,64
-measured tiny LOONGCOMM_EXCHANGE_MIN_BYTES=0 --budget 2 --sizes 64,1K,8K,32K --live 1.0
 random random-some "LOONGCOMM_EXCHANGE_SHORT_BYTES=20000"
-measured zeros "" --budget 3 --sizes 1M,4M --live 0.4,0.1
 row memcheck 60 compute-sanitizer --tool memcheck --error-exitcode 9 "$build/perf/kernels/loongcomm-bench-peers" \
     "$build/kernels/libloongkernels.so" --rounds 1 --cases 18,16,15
+measured zeros "" --budget 3 --sizes 1M,4M --live 0.4,0.1
+measured sendrecv "" --sendrecv --budget 3 --sizes 64K,1M,256M --live 1.0
+measured tiny "" --budget 2 --sizes 64,1K,8K,32K --live 1.0
+measured eager-slots "$slots" --budget 3 --sizes 64K,256K,1M,4M --live 1.0
+beside kernels-slots 18,17,16,15 --short 0 --ctas 32,64
+beside kernels-32 18,17,16,15,12,3,10,11,4 --ctas 32
 say "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ]
