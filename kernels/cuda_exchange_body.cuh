@@ -613,7 +613,7 @@ template <class Call> struct exchange_send_role {
                                     lk_credit_offset(&c.shape(), LK_EXCHANGE, peer, channel));
 
         return at.number + 1 - credit <=
-               (at.lines ? LK_SHORT_SLOTS : lk_leg_slots(&c.shape(), LK_EXCHANGE));
+               lk_exchange_slots(&c.shape(), at.number + 1, static_cast<int>(at.lines));
     }
     __device__ __forceinline__ uint64_t line_slot(const exchange_job &j) const
     {

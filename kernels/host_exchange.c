@@ -135,8 +135,7 @@ static bool send_one(struct worker *w, uint32_t channel, uint32_t peer)
     if (at->entry == end)
         return false;
     lines = is_short(job, at->entry);
-    if (lines ? !lk_short_credit(&w->cta, peer, channel)
-              : !lk_slot_credit(&w->cta, LK_EXCHANGE, peer, channel))
+    if (!lk_exchange_credit(&w->cta, peer, channel, lines))
         return false;
     part = tile_of(job, at->entry, at->tile);
     if (lines) {

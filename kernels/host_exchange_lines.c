@@ -43,12 +43,13 @@ static uint32_t lines_of(uint32_t bytes)
     return (bytes + LK_PACK_BYTES - 1) / LK_PACK_BYTES * PACK_LINES;
 }
 
-bool lk_short_credit(const struct lk_cta *cta, uint32_t dst, uint32_t channel)
+bool lk_exchange_credit(const struct lk_cta *cta, uint32_t dst, uint32_t channel, bool is_short)
 {
+    uint64_t before = *sent(cta, dst, channel);
     const uint64_t *credit = lk_word_at(mine(cta),
                                         lk_credit_offset(shape_of(cta), LK_EXCHANGE, dst, channel));
 
-    return *sent(cta, dst, channel) - lk_word_load(credit) < LK_SHORT_SLOTS;
+    return before - lk_word_load(credit) < lk_exchange_slots(shape_of(cta), before + 1, is_short);
 }
 
 void lk_short_refresh_lines(const struct lk_cta *cta, uint32_t dst, uint32_t channel,

@@ -105,7 +105,7 @@ void lk_slot_take(struct lk_cta *cta, uint32_t leg, uint32_t src, uint32_t chann
                   uint32_t bytes);
 
 /* ---- host_exchange_lines.c: the same of what an exchange sends in lines. `bytes` of a tile. ---- */
-bool lk_short_credit(const struct lk_cta *cta, uint32_t dst, uint32_t channel);
+bool lk_exchange_credit(const struct lk_cta *cta, uint32_t dst, uint32_t channel, bool is_short);
 void lk_short_send(struct lk_cta *cta, uint32_t dst, uint32_t channel, uint32_t bytes);
 bool lk_short_arrived(const struct lk_cta *cta, uint32_t src, uint32_t channel, uint32_t bytes);
 void lk_short_take(struct lk_cta *cta, uint32_t src, uint32_t channel, uint32_t bytes);

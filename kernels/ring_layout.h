@@ -203,11 +203,21 @@ LK_INLINE uint32_t lk_short_flag(uint64_t message)
 }
 
 /* True of one tile of each slot for lines in 2^24 of a unit, whichever way it travels: its sender writes all lines of the
- * slot, so that none keeps a flag for as long as 2^31 tiles, after which it might be taken for a new one. That is not
- * counted. */
+ * slot, so that none keeps a flag for as long as 2^31 tiles, after which it might be taken for a new one. It needs the
+ * credit of one in lines for it, since what lies there may not have been read. That is not counted. */
 LK_INLINE int lk_short_refresh(const struct lk_ring_shape *s, uint64_t message)
 {
     return s->short_bytes && (message & 0xffffffU) - 0x800000U < LK_SHORT_SLOTS;
+}
+
+/* How many tiles of a unit of leg LK_EXCHANGE may be under way when one with this number, short or not, is written. */
+LK_INLINE uint32_t lk_exchange_slots(const struct lk_ring_shape *s, uint64_t message, int is_short)
+{
+    uint32_t slots = lk_leg_slots(s, LK_EXCHANGE);
+
+    if (!is_short && (!lk_short_refresh(s, message) || slots < LK_SHORT_SLOTS))
+        return slots;
+    return LK_SHORT_SLOTS;
 }
 
 /* As few as spread the message over all channels. In slots, four tiles of a unit rather than one, that the first is taken

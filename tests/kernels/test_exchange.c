@@ -156,6 +156,37 @@ static void lines_are_refreshed(void)
     ring_world_fini(&world);
 }
 
+/* The message that writes all lines of a slot comes while a short one lies there that nobody has read. */
+static void play_unread(struct ring_rank *me, void *arg)
+{
+    uint8_t data[6][40000];
+    struct lk_message list[6];
+
+    for (uint32_t i = 0; i < 6; i++) {
+        list[i] = (struct lk_message){ data[i], i < 4 ? 100 : sizeof(data[i]), 1 - me->rank, 0 };
+        memset(data[i], me->rank ? 0 : (int)i + 1, sizeof(data[i]));
+    }
+    if (me->rank == 0) {
+        CHECK(lk_rings_exchange(&me->rings, list, 6, NULL, 0, NULL, 1, NULL) == 0);
+        return;
+    }
+    usleep(20000); /* in which too much could be written */
+    CHECK(lk_rings_exchange(&me->rings, NULL, 0, list, 6, NULL, 1, NULL) == 0);
+    for (uint32_t i = 0; i < 6; i++)
+        for (uint64_t at = 0; at < list[i].bytes; at++)
+            CHECK(data[i][at] == i + 1);
+}
+
+static void lines_that_nobody_has_read_are_not_refreshed(void)
+{
+    struct ring_world world;
+
+    ring_world_init(&world, 2, 1, 4, 0);
+    ring_pretend(&world, 0x800000 - 5, 0);
+    run_ranks(&world, play_unread, NULL);
+    ring_world_fini(&world);
+}
+
 static void a_long_list_is_cut(void)
 {
     struct lk_ring_shape shape = { 2, 2, 1, 0, 0 };
@@ -483,6 +514,7 @@ static void run_all(uint32_t short_bytes)
     random_matrices_beside_reductions();
     counters_pass_the_end_of_their_words();
     lines_are_refreshed();
+    lines_that_nobody_has_read_are_not_refreshed();
     a_long_list_is_cut();
     a_hub_and_its_spokes_may_group_as_they_like();
     single_sends_and_receives_make_a_pipeline();
