@@ -4,19 +4,27 @@
 #include <dlfcn.h>
 #include <limits.h>
 #include <link.h>
-#include <stdio.h>
+#include <stdbool.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define LIBRARY "libnccl-net-loongcomm.so"
 
-/* By its file's name: NCCL may have been given a path. */
+static bool is_ours(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+
+    return strcmp(slash ? slash + 1 : path, LIBRARY) == 0;
+}
+
+/* By its file's name: NCCL may have been given a path, or its own default, libnccl-net.so, as a link. */
 static int look(struct dl_phdr_info *info, size_t size, void *arg)
 {
-    const char *slash = strrchr(info->dlpi_name, '/');
+    char file[PATH_MAX];
     char *path = arg;
 
-    if (strcmp(slash ? slash + 1 : info->dlpi_name, LIBRARY) != 0 ||
-        strlen(info->dlpi_name) >= PATH_MAX)
+    if (!strstr(info->dlpi_name, "libnccl-net") || strlen(info->dlpi_name) >= PATH_MAX ||
+        (!is_ours(info->dlpi_name) && (!realpath(info->dlpi_name, file) || !is_ours(file))))
         return 0;
     memcpy(path, info->dlpi_name, strlen(info->dlpi_name) + 1);
     return 1;
