@@ -25,6 +25,7 @@ CHANNELS = (0, 1, 2, 4, 8)  # 0: NCCL's number; more than the communicator has a
 CTAS = 8  # of the wide communicator
 COMMS = 2  # take turns: each has luck of its own
 MOST = .03  # that the profile may be behind the best of the sweep, or what equal sides differ by
+NOISY = .1  # where medians of equal sides differ by more, nothing is shown
 SHARES = {2: .65, 4: 1, 8: 1.55}  # of the time, by ranks: a call of eight takes three times as long
 JOB_S = 7  # what starting and ending a job cost; three jobs a pair, and a short one
 AGAIN = .12  # of a pair's time, for the short one
@@ -198,6 +199,12 @@ def best_anew(field, comms):
                for name, record in field.items() if "final" in record and name != "again")
 
 
+def verdict(slower, short, error, same):
+    """`same`: default, profile and best are one way, whatever the noise."""
+    undecided = not slower and not short and error > NOISY and not same
+    return {"undecided": undecided, "passed": not slower and not short and not undecided}
+
+
 def judge(op, size, field, comms=1):
     """One size: what was measured, and whether it is what must be reached. What equal sides differ by is that of medians, as those
     are compared, and as they did differ."""
@@ -223,7 +230,7 @@ def judge(op, size, field, comms=1):
             "profile_choice": choice, "best": best[0], "best_way": name, "behind_best": behind, "seemed_behind": seemed,
             "anew": bool(anew), "same_as_default": as_default, "allowed_behind": max(MOST, error), "wide_best": widest[0],
             "wide_way": widest[1], "rounds": len(again["rounds"]), "median_error": error, "passed_by_rounds": loosely,
-            "states": states, "slower": slower, "not_best": short, "passed": not slower and not short}
+            "states": states, "slower": slower, "not_best": short, **verdict(slower, short, error, as_default and as_best)}
 
 
 def judge_again(row, field, second, comms):
@@ -241,7 +248,7 @@ def judge_again(row, field, second, comms):
     return dict(row, first_job={key: row[key] for key in ("behind_best", "best_way", "profile", "again", "median_error")},
                 profile=tuned["median"], again=again["median"], median_error=error, behind_best=behind, best_way=name,
                 allowed_behind=max(MOST, error), rounds=len(tuned["rounds"]), slower=slower, not_best=short,
-                passed=not slower and not short)
+                **verdict(slower, short, error, row["same_as_default"] and second["profile"]["choice"] == second[name]["choice"]))
 
 
 def line(row):
@@ -252,7 +259,7 @@ def line(row):
                 100 * row["behind_best"], 100 * row["allowed_behind"],
                 " (measured anew, first %+.1f)" % (100 * row["seemed_behind"]) if row["anew"] else "", row["wide_best"], row["wide_way"], row["rounds"],
                 "same way as the default, " * row["same_as_default"] + ("another job than the first, whose best was %+.1f %%, " % (
-                    100 * row["first_job"]["behind_best"]) if "first_job" in row else ""), "pass" if row["passed"] else "FAIL", ": SLOWER THAN DEFAULT" * row["slower"] + ": NOT THE BEST" * row["not_best"]))
+                    100 * row["first_job"]["behind_best"]) if "first_job" in row else ""), "pass" if row["passed"] else "UNDECIDED" if row["undecided"] else "FAIL", ": SLOWER THAN DEFAULT" * row["slower"] + ": NOT THE BEST" * row["not_best"]))
 
 
 LOG_LINE = re.compile(r"NCCL INFO (\w+): (\d+) Bytes -> Algo (\w+) proto (\w+) channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\}")
@@ -356,7 +363,7 @@ class Sweep:
                 wide += row["wide_best"] > row["best"] * (1 + row["allowed_behind"])
                 rows.append(dict(row, net=pair.net, ranks=pair.ranks, machine=document["machine"]["gpu"],
                                  nccl=document["machine"]["nccl"], channels=document["channels"]))
-        passed = sum(row["passed"] for row in rows)
+        passed, undecided = (sum(row[key] for row in rows) for key in ("passed", "undecided"))
         undone = ["%s-%d" % (pair.net, pair.ranks) for pair in self.pairs if not pair.finished()]
         self.say("profile slower than the default at %d sizes, behind the best by more than 3 %% at %d, beyond what medians of equal "
                  "sides differ by; a communicator with more channels would be faster still at %d" % (
@@ -368,13 +375,14 @@ class Sweep:
         self.say("%d did not pass in the job that chose the best, and were measured in another one" % (
             sum("first_job" in row for row in rows)))
         self.say("pairs left: %s" % (", ".join(undone) or "none"))
-        self.say("%d passed, %d failed" % (passed, len(rows) - passed))
+        self.say("%d undecided: medians of equal sides differ by more than %.0f %%" % (undecided, 100 * NOISY))
+        self.say("%d passed, %d failed" % (passed, len(rows) - passed - undecided))
         with open(os.path.join(self.options.logs, "tune_sweep.json"), "w") as f:
             json.dump({"schema": "loongcomm.sweep/1", "left": undone, "rows": rows}, f, indent=1)
         with open(os.path.join(self.options.logs, "summary.txt"), "w") as f:
             f.write("\n".join(self.out) + "\n")
         failed = [pair for pair in self.pairs if pair.failure]
-        return 1 if passed < len(rows) or not rows or failed else 0
+        return 1 if passed + undecided < len(rows) or not rows or failed else 0
 
 
 def main(argv):

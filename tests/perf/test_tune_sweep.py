@@ -45,6 +45,15 @@ class Judge(unittest.TestCase):
         self.assertEqual(self.judge(1.5, 1.55, again=(0.96, 0.96, 0.96))[1], False)
         self.assertEqual(self.judge(1.5, 1.55, choice="ring/simple/2")[1], False)  # it is the best
 
+    def test_noise_shows_nothing(self):
+        noisy = (0.85, 0.85, 0.85)  # equal sides
+        judge = lambda *args, **more: tune_sweep.judge("allreduce", 8, field(*args, again=noisy, **more))  # noqa: E731
+        self.assertEqual([(judge(1.5, 1.6)[key]) for key in ("passed", "undecided", "not_best")], [False, True, False])
+        self.assertEqual([(judge(1.5, 2.0)[key]) for key in ("passed", "undecided", "not_best")], [False, False, True])
+        same = judge(1.0, 0.9, choice="tree/ll/0")  # all three are one way
+        self.assertEqual((same["passed"], same["undecided"]), (True, False))
+        self.assertIn("UNDECIDED", tune_sweep.line(judge(1.5, 1.6)))
+
     def test_what_seemed_better_counts_by_rounds_of_its_own(self):
         def anew(profile, way, default=1.0, again=1.0):
             fresh = field(1.5, 1.7)
