@@ -53,6 +53,16 @@ static struct lc_peers *with_slots(struct lc_peers *peers, uint32_t slots)
     return found;
 }
 
+/* Messages go through the first generation's memory alone, so others have no lines for short ones. */
+static struct lk_ring_shape later_shape(const struct lc_peers *peers, uint32_t slots)
+{
+    struct lk_ring_shape shape = peers->rings.shape;
+
+    shape.slots = slots;
+    shape.short_bytes = 0;
+    return shape;
+}
+
 struct lc_peers *lc_peers_change(struct lc_peers *peers, uint32_t change, uint32_t slots)
 {
     uint32_t not_well = 0;
@@ -71,8 +81,7 @@ struct lc_peers *lc_peers_change(struct lc_peers *peers, uint32_t change, uint32
                                 .room = peers->room,
                                 .facts = peers->facts,
                                 .fd = -1 };
-    later->rings.shape = peers->rings.shape;
-    later->rings.shape.slots = slots;
+    later->rings.shape = later_shape(peers, slots);
     peers->made++;
     borrow(later);
     return peers->by_change[change] = later;
@@ -95,9 +104,8 @@ bool lc_peers_has(struct lc_peers *peers, uint32_t slots)
 
 bool lc_peers_fit(const struct lc_peers *peers, uint32_t slots)
 {
-    struct lk_ring_shape shape = peers->rings.shape;
+    struct lk_ring_shape shape = later_shape(peers, slots);
 
-    shape.slots = slots;
     return peers->made + 1 < LC_GENERATIONS &&
            lc_peers_reserved(peers->facts.device) + peers->backend->lk_ring_bytes(&shape) <=
                peers->facts.cap;

@@ -612,8 +612,7 @@ template <class Call> struct exchange_send_role {
         uint64_t credit = load_word(c.segment +
                                     lk_credit_offset(&c.shape(), LK_EXCHANGE, peer, channel));
 
-        return at.number + 1 - credit <=
-               lk_exchange_slots(&c.shape(), at.number + 1, static_cast<int>(at.lines));
+        return at.number + 1 - credit <= lk_exchange_slots(&c.shape(), static_cast<int>(at.lines));
     }
     __device__ __forceinline__ uint64_t line_slot(const exchange_job &j) const
     {

@@ -49,7 +49,7 @@ bool lk_exchange_credit(const struct lk_cta *cta, uint32_t dst, uint32_t channel
     const uint64_t *credit = lk_word_at(mine(cta),
                                         lk_credit_offset(shape_of(cta), LK_EXCHANGE, dst, channel));
 
-    return before - lk_word_load(credit) < lk_exchange_slots(shape_of(cta), before + 1, is_short);
+    return before - lk_word_load(credit) < lk_exchange_slots(shape_of(cta), is_short);
 }
 
 void lk_short_refresh_lines(const struct lk_cta *cta, uint32_t dst, uint32_t channel,

@@ -81,8 +81,10 @@ LK_INLINE uint32_t lk_leg_slots(const struct lk_ring_shape *s, uint32_t leg)
     return leg != LK_EXCHANGE ? s->slots : slots < LK_SLOTS_MAX ? slots : LK_SLOTS_MAX;
 }
 
-/* Slots of a unit of the exchange leg for what travels in lines, each of them as above. None where nothing does. */
-#define LK_SHORT_SLOTS    4u
+/* Slots of a unit of the exchange leg for what travels in lines, each of them as above. None where nothing does. Programs
+ * live by what a sender can be ahead of its receiver: with NCCL 8 messages of up to 512 KB on their way, which is what 32
+ * hold in 64 channels. */
+#define LK_SHORT_SLOTS    32u
 #define LK_SHORT_GRANULES 4u /* data of a slot */
 #define LK_SHORT_PACKS    (LK_SHORT_GRANULES * LK_GRANULE / LK_PACK_BYTES)
 LK_INLINE size_t lk_short_offset(const struct lk_ring_shape *s, uint32_t src, uint32_t channel,
@@ -203,33 +205,37 @@ LK_INLINE uint32_t lk_short_flag(uint64_t message)
 }
 
 /* True of one tile of each slot for lines in 2^24 of a unit, whichever way it travels: its sender writes all lines of the
- * slot, so that none keeps a flag for as long as 2^31 tiles, after which it might be taken for a new one. It needs the
- * credit of one in lines for it, since what lies there may not have been read. That is not counted. */
+ * slot, so that none keeps a flag for as long as 2^31 tiles, after which it might be taken for a new one. What lies there
+ * has been read, whichever way the tile travels: no more tiles are under way in slots than there are slots for lines. */
 LK_INLINE int lk_short_refresh(const struct lk_ring_shape *s, uint64_t message)
 {
     return s->short_bytes && (message & 0xffffffU) - 0x800000U < LK_SHORT_SLOTS;
 }
 
-/* How many tiles of a unit of leg LK_EXCHANGE may be under way when one with this number, short or not, is written. */
-LK_INLINE uint32_t lk_exchange_slots(const struct lk_ring_shape *s, uint64_t message, int is_short)
-{
-    uint32_t slots = lk_leg_slots(s, LK_EXCHANGE);
+#if LK_SLOTS_MAX > LK_SHORT_SLOTS
+#error "a tile in a slot would refresh lines that nobody has read"
+#endif
 
-    if (!is_short && (!lk_short_refresh(s, message) || slots < LK_SHORT_SLOTS))
-        return slots;
-    return LK_SHORT_SLOTS;
+/* How many tiles of a unit of leg LK_EXCHANGE may be under way when one more is written that is short, or is not. */
+LK_INLINE uint32_t lk_exchange_slots(const struct lk_ring_shape *s, int is_short)
+{
+    return is_short ? LK_SHORT_SLOTS : lk_leg_slots(s, LK_EXCHANGE);
 }
 
 /* As few as spread the message over all channels. In slots, four tiles of a unit rather than one, that the first is taken
- * while others are on their way, but no less than what a warp moves at once. At most a slot. */
+ * while others are on their way, but no less than what a warp moves at once, and two where four would let fewer than eight
+ * messages of up to 1 MB be under way (16 slots, 64 channels). At most a slot. */
 LK_INLINE uint32_t lk_message_granules(const struct lk_ring_shape *s, uint64_t bytes)
 {
     uint64_t granules = (bytes + LK_GRANULE - 1) / LK_GRANULE;
     uint64_t tile = (granules + s->channels - 1) / s->channels;
     uint32_t most = lk_message_is_short(s, bytes) ? LK_SHORT_GRANULES : LK_SLOT_GRANULES;
 
-    if (most == LK_SLOT_GRANULES && tile > LK_TILE_LEAST)
-        tile = tile > (uint64_t)4 * LK_TILE_LEAST ? (tile + 3) / 4 : LK_TILE_LEAST;
+    if (most == LK_SLOT_GRANULES && tile > LK_TILE_LEAST) {
+        uint64_t part = tile > (uint64_t)4 * LK_TILE_LEAST ? (tile + 3) / 4 : (tile + 1) / 2;
+
+        tile = part < LK_TILE_LEAST ? LK_TILE_LEAST : part;
+    }
     return tile < 1 ? 1 : tile > most ? most : (uint32_t)tile;
 }
 

@@ -140,7 +140,7 @@ static void counters_pass_the_end_of_their_words(void)
 /* Every line of the slots is written once in a while, by whatever message comes then. */
 static void lines_are_refreshed(void)
 {
-    struct series series = { 30, 36, true };
+    struct series series = { 30, 30 + LK_SHORT_SLOTS, false };
     struct ring_world world;
 
     ring_world_init(&world, 3, 2, 1, 0);
@@ -185,6 +185,31 @@ static void lines_that_nobody_has_read_are_not_refreshed(void)
     ring_pretend(&world, 0x800000 - 5, 0);
     run_ranks(&world, play_unread, NULL);
     ring_world_fini(&world);
+}
+
+/* Programs live by it: NCCL has room for so many before a receive is called. The shape is that of two ranks. */
+static void eight_sends_of_any_size_end_without_a_receive(void)
+{
+    static const size_t sizes[] = { 1, 512, 32768, 131072, 524288, 525312, 1048576 };
+    uint8_t *data = calloc(1, 1048576);
+
+    CHECK(data);
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
+        struct lk_message message = { data, sizes[i], 1, 0 };
+        uint32_t before = ring_short_bytes;
+        struct ring_world world;
+        struct ring_rank me;
+
+        if (before)
+            ring_short_bytes = 524288;
+        ring_world_init(&world, 2, 64, 4, 0);
+        ring_rank_init(&me, &world, 0);
+        for (int n = 0; n < 8; n++)
+            CHECK(lk_rings_exchange(&me.rings, &message, 1, NULL, 0, NULL, 1, NULL) == 0);
+        ring_world_fini(&world);
+        ring_short_bytes = before;
+    }
+    free(data);
 }
 
 static void a_long_list_is_cut(void)
@@ -521,6 +546,7 @@ static void run_all(uint32_t short_bytes)
     a_peer_that_is_busy_holds_up_no_other();
     dead_rows_are_not_read();
     if (threads) {
+        eight_sends_of_any_size_end_without_a_receive();
         counts_say_what_was_written_and_what_was_not();
         what_cannot_be_is_refused();
         an_abort_ends_waiting();
