@@ -67,25 +67,73 @@ static int number(const char *name)
     return text && end != text && *end == '\0' && value > 0 && value < INT_MAX ? (int)value : 0;
 }
 
-/* Ranks of the job if there is one a node, as the launcher tells all of them alike; 0: more, or it does not tell. */
+/* Ranks of the job if there is one a node, as all of them see it; 0: more, or it is not certain. What a launcher says of this
+ * node alone will not do: a rank that has its node for itself cannot tell that two others share one; it would have more
+ * channels than they, and they would hang. torchrun says how many nodes there are. mpirun does not, but of two ranks one alone
+ * means that both are. Where one of them has started the other, what they say is of other ranks, unless it is the same. A
+ * WORLD_SIZE without the rest may be the user's, which mpirun does not take along to all nodes. */
 static int lone_ranks(void)
 {
-    static const char *const launchers[][2] = {
-        {"WORLD_SIZE",            "LOCAL_WORLD_SIZE"          },
-        { "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"}
-    };
+    int ranks = number("WORLD_SIZE"), mpi_ranks = number("OMPI_COMM_WORLD_SIZE");
+    bool torch = lc_environment_get("GROUP_WORLD_SIZE") != NULL;
+    bool mpi = lc_environment_get("OMPI_COMM_WORLD_SIZE") != NULL;
 
-    for (size_t i = 0; i < sizeof(launchers) / sizeof(*launchers); i++) {
-        int ranks = number(launchers[i][0]);
-
-        if (ranks)
-            return number(launchers[i][1]) == 1 ? ranks : 0;
-    }
-    return 0;
+    if (torch && mpi && (ranks != 2 || mpi_ranks != 2))
+        return 0;
+    if (torch)
+        return number("GROUP_WORLD_SIZE") == ranks && number("LOCAL_WORLD_SIZE") == 1 ? ranks : 0;
+    return mpi_ranks == 2 && number("OMPI_COMM_WORLD_LOCAL_SIZE") == 1 ? 2 : 0;
 }
 
-/* The plugin's own tuner has no more of them used than it takes for each size. */
-void lc_cli_apply_channels(const struct lc_config *config)
+static bool is_one_of(const char *path, const char *const *names, size_t n)
+{
+    const char *slash = strrchr(path, '/');
+
+    for (size_t i = 0; i < n; i++) {
+        if (strcmp(slash ? slash + 1 : path, names[i]) == 0)
+            return true;
+    }
+    return false;
+}
+
+static bool ends_with(const char *text, const char *end)
+{
+    size_t n = strlen(text), m = strlen(end);
+
+    return n >= m && strcmp(text + n - m, end) == 0;
+}
+
+/* What is run starts ranks itself, of which the variables say nothing. A script that does so is not seen: its ranks all have
+ * more channels than they need. Behind a program of Python's are its own arguments. */
+static bool is_launcher(char *const *command)
+{
+    static const char *const programs[] = { "torchrun", "mpirun",     "mpiexec",    "orterun",
+                                            "prterun",  "srun",       "accelerate", "deepspeed",
+                                            "ray",      "horovodrun", "loongcomm" };
+    static const char *const modules[] = { "torch.distributed.run", "torch.distributed.launch",
+                                           "torch.distributed.elastic",
+                                           "accelerate.commands.launch",
+                                           "deepspeed.launcher.runner" };
+
+    for (; *command && !ends_with(*command, ".py"); command++) {
+        if (is_one_of(*command, programs, sizeof(programs) / sizeof(*programs)) ||
+            is_one_of(*command, modules, sizeof(modules) / sizeof(*modules)))
+            return true;
+    }
+    return false;
+}
+
+/* A tuner that does not ask our network's, which holds small collectives to fewer channels. */
+static bool has_other_tuner(void)
+{
+    static const char *const ours[] = { "loongcomm", "libnccl-tuner-loongcomm.so" };
+    const char *name = lc_cli_nccl_get("NCCL_TUNER_PLUGIN");
+
+    return name && *name && !is_one_of(name, ours, sizeof(ours) / sizeof(*ours));
+}
+
+/* The plugin's own tuner has no more of them used than it takes for each size, if NCCL asks it. */
+void lc_cli_apply_channels(const struct lc_config *config, char *const *command)
 {
     /* A least number by NCCL_MIN_CTAS gives way to a program's own most, which one by NCCL_MIN_NCHANNELS does not. */
     static const char *const all[] = { "NCCL_MIN_CTAS",      "NCCL_MAX_CTAS",
@@ -100,6 +148,15 @@ void lc_cli_apply_channels(const struct lc_config *config)
 
     if (config->net_channels == LC_PEER_OFF || channels == 0 || !is_ours())
         return;
+    if (!forced && is_launcher(command))
+        return;
+    if (!forced && has_other_tuner()) {
+        lc_cli_say(
+            "run: NCCL_TUNER_PLUGIN=%s: NCCL's channels stay, as small collectives would use "
+            "all of more (LOONGCOMM_NET_CHANNELS)",
+            lc_cli_nccl_get("NCCL_TUNER_PLUGIN"));
+        return;
+    }
     if (forced)
         (void)snprintf(why, sizeof(why), "LOONGCOMM_NET_CHANNELS=force");
     else

@@ -42,9 +42,11 @@ static const char help[] =
     "ports elsewhere than they are (containers, firmware without NUMA nodes), NCCL is given a topology\n"
     "file, written into the folder of --dir.\n"
     "\n"
-    "Where NCCL_NET_PLUGIN names loongcomm's network plugin and the launcher's variables say that the\n"
-    "job has 2 to 4 ranks, each on a node of its own, NCCL is told to make more channels than it does\n"
-    "for TCP, with a line for each variable; LOONGCOMM_NET_CHANNELS=auto|force|off governs that.\n"
+    "Where NCCL_NET_PLUGIN names loongcomm's network plugin and it is certain that all ranks see that\n"
+    "there are 2 to 4 of them, each on a node of its own (torchrun's variables; mpirun's for 2 ranks),\n"
+    "NCCL is told to make more channels than it does for TCP, with a line for each variable; not where\n"
+    "CMD is a launcher or NCCL_TUNER_PLUGIN names another tuner than loongcomm's.\n"
+    "LOONGCOMM_NET_CHANNELS=auto|force|off governs that.\n"
     "\n"
     "exit code: CMD's; 127 if CMD is not found, 126 if it cannot be executed, 2 for wrong usage, 1 if\n"
     "the library is missing or cannot be preloaded.\n"
@@ -240,7 +242,7 @@ int lc_cli_run(int argc, char **argv)
     if (settings.config.enable)
         lc_cli_apply_plan(&settings.config, topology);
     /* A rank without the library has the plugin, and must have as many channels as the others. */
-    lc_cli_apply_channels(&settings.config);
+    lc_cli_apply_channels(&settings.config, options.command);
     (void)execvp(options.command[0], options.command);
     err = errno;
     lc_cli_say("run: %s: %s", options.command[0], strerror(err));

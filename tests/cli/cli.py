@@ -14,7 +14,7 @@ LIBRARY = os.environ["LC_LIBRARY"]
 def environment(**changes):
     """Ours without what would change the answers, then the changes; None removes."""
     env = {k: v for k, v in os.environ.items()
-           if not k.startswith(("LOONGCOMM_", "NCCL_", "LC_", "VLLM_", "OMPI_", "WORLD_", "LOCAL_WORLD_"))}
+           if not k.startswith(("LOONGCOMM_", "NCCL_", "LC_", "VLLM_", "OMPI_", "WORLD_", "LOCAL_WORLD_", "GROUP_WORLD_"))}
     for name in ("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH"):
         env.pop(name, None)
     for name, value in changes.items():

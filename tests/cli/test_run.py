@@ -100,38 +100,69 @@ class Run(CliTest):
         lines = call("run", "--", "env", LOONGCOMM_REPORT="off").stdout.splitlines()
         self.assertIn("LOONGCOMM_REPORT=off", lines)
 
-    def channels(self, *options, **changes):
+    TORCH2 = {"NCCL_NET_PLUGIN": "loongcomm", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "2"}
+    MPI2 = {"NCCL_NET_PLUGIN": "loongcomm", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+
+    def channels(self, *command, **changes):
         """The variables about channels that a command gets, and what was said."""
-        result = call("run", *options, "--", "env", **changes)
+        result = call("run", "--", *(command or ["env"]), **changes)
         self.assertEqual(result.returncode, 0, result.stderr)
         got = dict(line.split("=", 1) for line in result.stdout.splitlines()
                    if re.match(r"NCCL_(MIN_CTAS|\w*CHANNELS\w*)=", line))
         return {k: v for k, v in got.items() if k not in changes}, result.stderr.splitlines()
 
     def test_small_jobs_over_the_network_plugin_get_more_channels(self):
-        job = {"NCCL_NET_PLUGIN": "loongcomm", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
-        for changes, number in ((job, "8"), (dict(job, WORLD_SIZE="4"), "4"),
+        job = self.TORCH2
+        for changes, number in ((job, "8"), (dict(job, WORLD_SIZE="4", GROUP_WORLD_SIZE="4"), "4"),
+                                (dict(job, WORLD_SIZE="3", GROUP_WORLD_SIZE="3"), "4"),
                                 (dict(job, NCCL_NET_PLUGIN="a,/x/libnccl-net-loongcomm.so"), "8"),
                                 (dict(job, NCCL_NET="LoongComm", LOONGCOMM_ENABLE="no"), "8"),
                                 ({"NCCL_NET_PLUGIN": "loongcomm", "LOONGCOMM_NET_CHANNELS": "force"}, "8"),
-                                ({"NCCL_NET_PLUGIN": "loongcomm", "OMPI_COMM_WORLD_SIZE": "3",
-                                  "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "4")):
+                                (self.MPI2, "8"), (dict(self.MPI2, WORLD_SIZE="5"), "8"), (dict(self.MPI2, **job), "8")):
             got, said = self.channels(**changes)
             self.assertEqual(got, {"NCCL_MIN_CTAS": number, "NCCL_NCHANNELS_PER_NET_PEER": number}, changes)
             self.assertEqual(len(said), 2, said)
             self.assertIn("LOONGCOMM_NET_CHANNELS", said[0])
 
     def test_other_jobs_keep_nccls_channels(self):
-        job = {"NCCL_NET_PLUGIN": "loongcomm", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
+        job = self.TORCH2
         for changes in (dict(job, NCCL_NET_PLUGIN="other"), dict(job, NCCL_NET_PLUGIN=None),
                         dict(job, NCCL_NET="Socket"), dict(job, LOONGCOMM_NET_CHANNELS="off"),
-                        dict(job, WORLD_SIZE="8"), dict(job, LOCAL_WORLD_SIZE="2"),
+                        dict(job, WORLD_SIZE="8", GROUP_WORLD_SIZE="8"), dict(job, LOCAL_WORLD_SIZE="2"),
                         dict(job, LOCAL_WORLD_SIZE=None), dict(job, WORLD_SIZE="2x"),
                         dict(job, WORLD_SIZE="1")):
             self.assertEqual(self.channels(**changes), ({}, []), changes)
 
+    def test_rank_that_is_alone_on_its_node_does_not_take_the_others_for_that(self):
+        for changes in (dict(self.TORCH2, WORLD_SIZE="3"), dict(self.TORCH2, WORLD_SIZE="4", GROUP_WORLD_SIZE=None),
+                        dict(self.TORCH2, GROUP_WORLD_SIZE=None), dict(self.TORCH2, GROUP_WORLD_SIZE="3"),
+                        dict(self.MPI2, OMPI_COMM_WORLD_SIZE="3"), dict(self.MPI2, OMPI_COMM_WORLD_SIZE="4")):
+            self.assertEqual(self.channels(**changes), ({}, []), changes)
+
+    def test_launcher_that_has_started_another_says_nothing_of_the_ranks(self):
+        for changes in (dict(self.MPI2, WORLD_SIZE="16", LOCAL_WORLD_SIZE="8", GROUP_WORLD_SIZE="2"),
+                        dict(self.TORCH2, OMPI_COMM_WORLD_SIZE="16", OMPI_COMM_WORLD_LOCAL_SIZE="8"),
+                        dict(self.TORCH2, OMPI_COMM_WORLD_SIZE="3", OMPI_COMM_WORLD_LOCAL_SIZE="1",
+                             WORLD_SIZE="3", GROUP_WORLD_SIZE="3")):
+            self.assertEqual(self.channels(**changes), ({}, []), changes)
+
+    def test_command_that_is_a_launcher_gets_no_channels(self):
+        launcher = self.write("torchrun", "#!/bin/sh\nexec env\n", 0o700)
+        for command in ((launcher,), ("sh", launcher), ("sh", "-c", "env", "python3", "-m", "torch.distributed.run")):
+            self.assertEqual(self.channels(*command, **self.MPI2), ({}, []), command)
+        got, _ = self.channels("sh", "-c", "env", "train.py", "--backend", "ray", **self.MPI2)
+        self.assertEqual(len(got), 2)
+
+    def test_channels_stay_where_no_tuner_of_ours_is_asked(self):
+        for name in ("none", "loongcomm-measure", "/x/libnccl-tuner-other.so"):
+            got, said = self.channels(**self.TORCH2, NCCL_TUNER_PLUGIN=name)
+            self.assertEqual(got, {}, name)
+            self.assertIn("NCCL_TUNER_PLUGIN=%s: NCCL's channels stay" % name, said[0])
+        for name in ("", "loongcomm", "libnccl-tuner-loongcomm.so", "/x/libnccl-tuner-loongcomm.so"):
+            self.assertEqual(len(self.channels(**self.TORCH2, NCCL_TUNER_PLUGIN=name)[0]), 2, name)
+
     def test_channels_that_the_user_has_set_stay(self):
-        job = {"NCCL_NET_PLUGIN": "loongcomm", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
+        job = self.TORCH2
         for name in ("NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"):
             got, said = self.channels(**job, **{name: "3"})
             self.assertEqual(got, {"NCCL_NCHANNELS_PER_NET_PEER": "8"})

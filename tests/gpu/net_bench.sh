@@ -71,7 +71,7 @@ gain() { awk '$4 == "nccl-b" { print $11; exit }' "$1" 2>/dev/null || echo 0; }
 
 # What `loongcomm run` sets for RANKS ranks, as words.
 given() {
-    env WORLD_SIZE="$1" LOCAL_WORLD_SIZE=1 NCCL_NET_PLUGIN=loongcomm "$build/interpose/cli/loongcomm" run -- env 2>/dev/null |
+    env WORLD_SIZE="$1" GROUP_WORLD_SIZE="$1" LOCAL_WORLD_SIZE=1 NCCL_NET_PLUGIN=loongcomm "$build/interpose/cli/loongcomm" run -- env 2>/dev/null |
         grep -E '^NCCL_(MIN_CTAS|NCHANNELS_PER_NET_PEER)=' | tr '\n' ' '
 }
 
