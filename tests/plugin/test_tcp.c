@@ -720,7 +720,8 @@ int main(int argc, char **argv)
     a_long_message_behind_early_ones_gets_its_room();
     an_older_question_comes_too_late_to_matter();
     the_first_long_message_brings_the_other_sockets();
-    if (engine.relieves) {
+    /* With two sockets beside the first, and pieces of which two can be made (small ones are never cut). */
+    if (engine.relieves && engine.sockets > 2 && piece >= 131072) {
         a_lone_message_is_shared();
         the_pool_takes_middle_messages_when_there_are_several();
     }
