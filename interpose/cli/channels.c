@@ -45,17 +45,20 @@ static const char *find_set(const char *const *names, size_t n)
     return NULL;
 }
 
-static void put(const char *const *names, size_t n, int value, const char *why)
+/* Whether the first is set now. */
+static bool put(const char *const *names, size_t n, int value, const char *why)
 {
     const char *set = find_set(names, n);
     char text[16];
 
     (void)snprintf(text, sizeof(text), "%d", value);
-    if (set)
+    if (set) {
         lc_cli_say("run: %s is set already and stays: %s would set %s to %s", set, why, names[0],
                    text);
-    else
-        lc_cli_put(names[0], text, why);
+        return false;
+    }
+    lc_cli_put(names[0], text, why);
+    return true;
 }
 
 static int number(const char *name)
@@ -164,6 +167,8 @@ void lc_cli_apply_channels(const struct lc_config *config, char *const *command)
                        "what was measured to be best over TCP for %d ranks, one a node "
                        "(LOONGCOMM_NET_CHANNELS)",
                        ranks);
-    put(all, sizeof(all) / sizeof(*all), channels, why);
-    put(pair, sizeof(pair) / sizeof(*pair), channels, why);
+    /* By which the tuner knows that they are not the user's. */
+    if (put(all, sizeof(all) / sizeof(*all), channels, why))
+        (void)setenv("LOONGCOMM_NET_CTAS", lc_cli_nccl_get(all[0]), 1);
+    (void)put(pair, sizeof(pair) / sizeof(*pair), channels, why);
 }

@@ -111,6 +111,11 @@ class Run(CliTest):
                    if re.match(r"NCCL_(MIN_CTAS|\w*CHANNELS\w*)=", line))
         return {k: v for k, v in got.items() if k not in changes}, result.stderr.splitlines()
 
+    def mark(self, **changes):
+        """By which the network's tuner knows that the channels are not the user's."""
+        lines = call("run", "--", "env", **changes).stdout.splitlines()
+        return dict(line.split("=", 1) for line in lines if "=" in line).get("LOONGCOMM_NET_CTAS")
+
     def test_small_jobs_over_the_network_plugin_get_more_channels(self):
         job = self.TORCH2
         for changes, number in ((job, "8"), (dict(job, WORLD_SIZE="4", GROUP_WORLD_SIZE="4"), "4"),
@@ -122,6 +127,7 @@ class Run(CliTest):
             got, said = self.channels(**changes)
             self.assertEqual(got, {"NCCL_MIN_CTAS": number, "NCCL_NCHANNELS_PER_NET_PEER": number}, changes)
             self.assertEqual(len(said), 2, said)
+            self.assertEqual(self.mark(**changes), number)
             self.assertIn("LOONGCOMM_NET_CHANNELS", said[0])
 
     def test_other_jobs_keep_nccls_channels(self):
@@ -166,6 +172,7 @@ class Run(CliTest):
         for name in ("NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"):
             got, said = self.channels(**job, **{name: "3"})
             self.assertEqual(got, {"NCCL_NCHANNELS_PER_NET_PEER": "8"})
+            self.assertIsNone(self.mark(**job, **{name: "3"}))
             self.assertIn("run: %s is set already and stays" % name, said[0])
         got, said = self.channels(**job, NCCL_MAX_P2P_NCHANNELS="2")
         self.assertEqual(got, {"NCCL_MIN_CTAS": "8"})

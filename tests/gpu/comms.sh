@@ -38,6 +38,6 @@ side() {
 side sockets NCCL_NET=Socket NCCL_NET_PLUGIN=none
 side sockets-2x2 NCCL_NET=Socket NCCL_NET_PLUGIN=none NCCL_SOCKET_NTHREADS=2 NCCL_NSOCKS_PERTHREAD=2
 side plugin NCCL_NET=loongcomm NCCL_NET_PLUGIN=loongcomm
-side plugin-8 NCCL_NET=loongcomm NCCL_NET_PLUGIN=loongcomm NCCL_MIN_CTAS=8 NCCL_NCHANNELS_PER_NET_PEER=8
+side plugin-8 NCCL_NET=loongcomm NCCL_NET_PLUGIN=loongcomm NCCL_MIN_CTAS=8 NCCL_NCHANNELS_PER_NET_PEER=8 LOONGCOMM_NET_CTAS=8
 echo "$((4 - failed)) passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -72,7 +72,7 @@ gain() { awk '$4 == "nccl-b" { print $11; exit }' "$1" 2>/dev/null || echo 0; }
 # What `loongcomm run` sets for RANKS ranks, as words.
 given() {
     env WORLD_SIZE="$1" GROUP_WORLD_SIZE="$1" LOCAL_WORLD_SIZE=1 NCCL_NET_PLUGIN=loongcomm "$build/interpose/cli/loongcomm" run -- env 2>/dev/null |
-        grep -E '^NCCL_(MIN_CTAS|NCHANNELS_PER_NET_PEER)=' | tr '\n' ' '
+        grep -E '^(NCCL_MIN_CTAS|NCCL_NCHANNELS_PER_NET_PEER|LOONGCOMM_NET_CTAS)=' | tr '\n' ' '
 }
 
 # best NAME SETTINGS GRID...: the fastest of THREADS:SOCKETS with these settings of NCCL's sockets, in `best`.

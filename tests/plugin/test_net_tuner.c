@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 enum {
@@ -23,48 +24,58 @@ enum {
 
 static const char *library;
 
-/* The first members of every version. */
+/* The first members of versions, from 11 on with a context each. */
 struct net_v6 {
     const char *name;
     enum lc_nccl_result (*init)(lc_nccl_logger *log);
 };
 
-static void small_shares_use_one_channel_and_large_ones_as_many_as_were_measured_to_win(void)
+struct net_v11 {
+    const char *name;
+    enum lc_nccl_result (*init)(void **context, uint64_t comm_id, void *config, lc_nccl_logger *log,
+                                void *profiler);
+    enum lc_nccl_result (*devices)(int *out);
+};
+
+static void small_shares_use_one_channel_and_middle_ones_fewer_than_were_added(void)
 {
+    /* `added`: of the channels that `loongcomm run` has added; `others`: of NCCL's or the user's. */
     static const struct {
         size_t ranks, bytes;
-        int channels;
+        int added, others;
     } cases[] = {
-        {2,  8,         1},
-        { 2, 256 << 10, 1},
-        { 2, 1 << 20,   2},
-        { 2, 4 << 20,   4},
-        { 2, 16 << 20,  8},
-        { 2, 1 << 30,   8},
-        { 4, 1 << 20,   1},
-        { 4, 4 << 20,   2},
-        { 4, 64 << 20,  4},
-        { 8, 1 << 20,   1},
-        { 8, 16 << 20,  2},
-        { 8, 1 << 30,   2},
+        {2,  8,         1, 1},
+        { 2, 256 << 10, 1, 1},
+        { 2, 1 << 20,   2, 0},
+        { 2, 4 << 20,   4, 0},
+        { 2, 16 << 20,  0, 0},
+        { 2, 1 << 30,   0, 0},
+        { 4, 1 << 20,   1, 1},
+        { 4, 4 << 20,   2, 0},
+        { 4, 64 << 20,  0, 0},
+        { 8, 1 << 20,   1, 1},
+        { 8, 4 << 20,   0, 0},
+        { 8, 1 << 30,   0, 0},
     };
+    static const int ops[] = { ALL_REDUCE, ALL_GATHER };
 
-    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
-        CHECK(lc_net_channels(ALL_REDUCE, cases[i].ranks, cases[i].ranks, cases[i].bytes) ==
-              cases[i].channels);
-        CHECK(lc_net_channels(ALL_GATHER, cases[i].ranks, cases[i].ranks, cases[i].bytes) ==
-              cases[i].channels);
+    for (size_t i = 0; i < 2 * sizeof(cases) / sizeof(*cases); i++) {
+        size_t ranks = cases[i / 2].ranks, bytes = cases[i / 2].bytes;
+
+        CHECK(lc_net_channels(ops[i % 2], ranks, ranks, bytes, true) == cases[i / 2].added);
+        CHECK(lc_net_channels(ops[i % 2], ranks, ranks, bytes, false) == cases[i / 2].others);
     }
 }
 
 static void what_was_not_measured_is_left_to_nccl(void)
 {
-    CHECK(lc_net_channels(BROADCAST, 2, 2, 1 << 20) == 0);
-    CHECK(lc_net_channels(SEND_RECV, 2, 2, 1 << 20) == 0);
-    CHECK(lc_net_channels(-1, 2, 2, 1 << 20) == 0);
-    CHECK(lc_net_channels(ALL_REDUCE, 16, 2, 1 << 20) == 0); /* ranks that share a node */
-    CHECK(lc_net_channels(ALL_REDUCE, 1, 1, 1 << 20) == 0);
-    CHECK(lc_net_channels(ALL_REDUCE, 0, 0, 1 << 20) == 0);
+    CHECK(lc_net_channels(BROADCAST, 2, 2, 64 << 10, true) == 0);
+    CHECK(lc_net_channels(SEND_RECV, 2, 2, 64 << 10, true) == 0);
+    CHECK(lc_net_channels(-1, 2, 2, 64 << 10, true) == 0);
+    CHECK(lc_net_channels(ALL_REDUCE, 16, 2, 64 << 10, true) == 0); /* ranks that share a node */
+    CHECK(lc_net_channels(ALL_REDUCE, 9, 9, 64 << 10, true) == 0);
+    CHECK(lc_net_channels(ALL_REDUCE, 1, 1, 64 << 10, true) == 0);
+    CHECK(lc_net_channels(ALL_REDUCE, 0, 0, 64 << 10, true) == 0);
 }
 
 /* NCCL's answer for an all-reduce of these ranks and nodes. */
@@ -128,12 +139,73 @@ static void it_speaks_only_where_nccl_uses_the_network(int version)
     begin(handle);
     CHECK(ask(handle, version, 2, 2, 64 << 10) == 1);
     CHECK(ask(handle, version, 4, 2, 64 << 10) == 0);
-    /* NCCL 2.21 would take more than there are. */
-    CHECK(ask(handle, version, 2, 2, 64 << 20) == (version == 2 ? 0 : 8));
+    CHECK(ask(handle, version, 2, 2, 4 << 20) == 0);
     CHECK(dlclose(handle) == 0);
     handle = load("there-is-none");
     begin(handle);
     CHECK(ask(handle, version, 2, 2, 64 << 10) == 0); /* no devices */
+    CHECK(dlclose(handle) == 0);
+}
+
+static void of_channels_that_run_has_added_middle_sizes_use_fewer(int version)
+{
+    void *handle;
+
+    CHECK(setenv("NCCL_MIN_CTAS", "8", 1) == 0 && setenv("LOONGCOMM_NET_CTAS", "8", 1) == 0);
+    handle = load("lo");
+    begin(handle);
+    CHECK(ask(handle, version, 2, 2, 64 << 10) == 1);
+    /* NCCL 2.21 would take more than there are. */
+    CHECK(ask(handle, version, 2, 2, 4 << 20) == (version == 2 ? 0 : 4));
+    CHECK(ask(handle, version, 2, 2, 64 << 20) == 0);
+    CHECK(unsetenv("NCCL_MIN_CTAS") == 0);
+    CHECK(ask(handle, version, 2, 2, 64 << 10) == 1);
+    CHECK(ask(handle, version, 2, 2, 4 << 20) == 0); /* they are not there */
+    CHECK(dlclose(handle) == 0 && unsetenv("LOONGCOMM_NET_CTAS") == 0);
+}
+
+static void channels_that_the_user_has_set_are_for_all_sizes(void)
+{
+    static const char *const names[] = { "NCCL_MIN_CTAS",      "NCCL_MAX_CTAS",
+                                         "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS",
+                                         "NCCL_MIN_NRINGS",    "NCCL_MAX_NRINGS" };
+
+    for (size_t i = 0; i < 2 * sizeof(names) / sizeof(*names); i++) {
+        bool given = i % 2;
+        void *handle;
+
+        if (given)
+            CHECK(setenv("NCCL_MIN_CTAS", "8", 1) == 0 &&
+                  setenv("LOONGCOMM_NET_CTAS", "8", 1) == 0);
+        CHECK(setenv(names[i / 2], "16", 1) == 0);
+        handle = load("lo");
+        begin(handle);
+        CHECK(ask(handle, 5, 2, 2, 64 << 10) == 0);
+        CHECK(ask(handle, 5, 2, 2, 4 << 20) == 0);
+        CHECK(dlclose(handle) == 0);
+        CHECK(unsetenv("NCCL_MIN_CTAS") == 0 && unsetenv("LOONGCOMM_NET_CTAS") == 0);
+        CHECK(unsetenv(names[i / 2]) == 0);
+    }
+}
+
+/* This rank had no descriptors for its first communicator; of the second it is a rank like the others. */
+static void a_device_that_comes_late_counts(void)
+{
+    const struct net_v11 *net;
+    struct rlimit limit, none;
+    void *handle = load("lo"), *early = NULL, *late = NULL;
+    int next = dup(0), devices = -1;
+
+    CHECK(next >= 0 && close(next) == 0 && getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    net = dlsym(handle, "ncclNetPlugin_v11");
+    none = (struct rlimit){ (rlim_t)next + 1, limit.rlim_max };
+    CHECK(net && setrlimit(RLIMIT_NOFILE, &none) == 0);
+    CHECK(net->init(&early, 1, NULL, NULL, NULL) == 0 && !early);
+    CHECK(net->devices(&devices) == 0 && devices == 0);
+    CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    CHECK(ask(handle, 5, 2, 2, 64 << 10) == 0);
+    CHECK(net->init(&late, 2, NULL, NULL, NULL) == 0 && late);
+    CHECK(ask(handle, 5, 2, 2, 64 << 10) == 1);
     CHECK(dlclose(handle) == 0);
 }
 
@@ -148,7 +220,7 @@ static void tuner_plugin_says_what_the_network_says(const char *plugin, int vers
     begin(net);
     CHECK(ask(tuner, version, 2, 2, 64 << 10) == 1);
     CHECK(ask(tuner, version, 4, 2, 64 << 10) == 0);
-    CHECK(ask(tuner, version, 2, 2, 64 << 20) == (version == 2 ? 0 : 8));
+    CHECK(ask(tuner, version, 2, 2, 4 << 20) == 0);
     CHECK(dlclose(net) == 0);
     CHECK(ask(tuner, version, 2, 2, 64 << 10) == 0); /* and NCCL may unload it */
     CHECK(!dlopen(library, RTLD_NOW | RTLD_NOLOAD));
@@ -187,7 +259,8 @@ static void rule_of_a_profile_goes_first(const char *plugin)
     CHECK(tuner);
     begin(net);
     CHECK(ask(tuner, 5, 2, 2, 64 << 10) == 3);
-    CHECK(ask(tuner, 5, 2, 2, 64 << 20) == 8);
+    CHECK(ask(tuner, 5, 2, 2, 4 << 20) == 0);
+    CHECK(ask(tuner, 5, 4, 4, 64 << 10) == 1);
     CHECK(dlclose(tuner) == 0 && dlclose(net) == 0);
     unlink(path);
 }
@@ -197,10 +270,14 @@ int main(int argc, char **argv)
     CHECK(argc == 4);
     library = argv[1];
     CHECK(setenv("NCCL_IB_DISABLE", "1", 1) == 0);
-    small_shares_use_one_channel_and_large_ones_as_many_as_were_measured_to_win();
+    small_shares_use_one_channel_and_middle_ones_fewer_than_were_added();
     what_was_not_measured_is_left_to_nccl();
-    for (int version = 2; version <= 6; version++)
+    for (int version = 2; version <= 6; version++) {
         it_speaks_only_where_nccl_uses_the_network(version);
+        of_channels_that_run_has_added_middle_sizes_use_fewer(version);
+    }
+    channels_that_the_user_has_set_are_for_all_sizes();
+    a_device_that_comes_late_counts();
     for (int version = 2; version <= 6; version++) {
         tuner_plugin_says_what_the_network_says(argv[2], version);
         tuner_plugin_says_what_the_network_says(argv[3], version);

@@ -44,7 +44,8 @@ static bool shared_ready;
 /* Connections and listeners that NCCL holds; any thread. */
 static long open_objects;
 
-/* Set by init, read by any thread; relaxed, since NCCL asks on the thread that called init before. */
+/* Set by every init that finds devices, never cleared, read by any thread; relaxed, since NCCL asks on the thread that called
+ * init before. */
 static bool over_tcp;
 
 static enum lc_nccl_result to_nccl(int err)
@@ -141,14 +142,21 @@ static void say_devices(void)
     size_t used = 0;
     int count = 0;
 
-    if (net->devices(&count) || count == 0)
+    if (net->devices(&count))
         return;
-    __atomic_store_n(&over_tcp, strcmp(net->name, "tcp") == 0, __ATOMIC_RELAXED);
     for (int i = 0; i < count && used < sizeof(text); i++) {
         if (!net->properties(i, &props))
             used += (size_t)snprintf(text + used, sizeof(text) - used, " [%d]%s", i, props.name);
     }
     lc_info("using %s over%s", net->name, text);
+}
+
+/* A device may be missing now and be there for the next communicator, when threads or descriptors are. */
+static bool has_devices(void)
+{
+    int count = 0;
+
+    return !net->devices(&count) && count > 0;
 }
 
 bool lc_net_is_over_tcp(void)
@@ -167,7 +175,11 @@ static struct lc_net_context *begin(lc_nccl_logger *log, uint64_t comm_id, int t
     pthread_once(&once, set_up);
     if (net->init(&options, &ctx))
         return NULL;
-    pthread_once(&said, say_devices);
+    if (has_devices()) {
+        pthread_once(&said, say_devices);
+        if (strcmp(net->name, "tcp") == 0)
+            __atomic_store_n(&over_tcp, true, __ATOMIC_RELAXED);
+    }
     return ctx;
 }
 
