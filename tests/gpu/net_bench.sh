@@ -5,14 +5,14 @@
 # Real NCCL over the network plugin beside NCCL over its own sockets, in jobs that stay and take turns, what matters most
 # first, in SECONDS (300) at most. Ranks share the GPUs at hand under MPS, each a host of its own to NCCL, so that all goes
 # over the loopback: it shows what the software costs, not what a network does. The plugin has the channels that
-# `loongcomm run` gives a job of so many ranks. Compared are NCCL (a) as it comes, and (b) at the best of some numbers of
-# threads and sockets, with as many channels as the plugin has and with NCCL's own two, whatever is faster. LOGS/summary.txt
-# has two lines a size: NCCL's and the plugin's median, bandwidths, processor seconds for a GB, and the ratio with p10..p90
-# of the rounds, and at the end a table of the ratios to (b); LOGS/*.json has the quartiles, too. 77 where there is no GPU.
+# `loongcomm run` gives a job of so many ranks. Compared is NCCL (a) as it comes, and at the best of some numbers of threads
+# and sockets (for 2 ranks and 16 MB) with (b2) its own two channels and (b8) eight. LOGS/summary.txt has two lines a size:
+# NCCL's and the plugin's median, bandwidths, processor seconds for a GB, and the ratio with p10..p90 of the rounds, and at
+# the end a table of the ratios to the fastest of the three; LOGS/*.json has the quartiles, too. 77 where there is no GPU.
 # Ends with `N passed, N failed, N skipped`.
 set -u
 root=$(readlink -f "$(dirname "$0")/../..")
-[ $# -ge 2 ] || { sed -n '4,13s/^# \?//p' "$0" >&2; exit 2; }
+[ $# -ge 2 ] || { sed -n '4,12s/^# \?//p' "$0" >&2; exit 2; }
 mkdir -p "$1" || exit 2
 logs=$(readlink -f "$1") build=$(readlink -f "$2") seconds=${3:-300}
 if ! nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then
@@ -69,10 +69,14 @@ row() {
 # How much faster the second side was, of one case.
 gain() { awk '$4 == "nccl-b" { print $11; exit }' "$1" 2>/dev/null || echo 0; }
 
-# What `loongcomm run` sets for RANKS ranks, as words.
+# given RANKS COUNT: what `loongcomm run` sets for so many ranks, as words; fails where it is not COUNT of them.
 given() {
-    env WORLD_SIZE="$1" GROUP_WORLD_SIZE="$1" LOCAL_WORLD_SIZE=1 NCCL_NET_PLUGIN=loongcomm "$build/interpose/cli/loongcomm" run -- env 2>/dev/null |
-        grep -E '^(NCCL_MIN_CTAS|NCCL_NCHANNELS_PER_NET_PEER|LOONGCOMM_NET_CTAS)=' | tr '\n' ' '
+    local words
+    words=$(env WORLD_SIZE="$1" GROUP_WORLD_SIZE="$1" LOCAL_WORLD_SIZE=1 NCCL_NET_PLUGIN=loongcomm \
+        "$build/interpose/cli/loongcomm" run -- env 2>/dev/null |
+        grep -E '^(NCCL_MIN_CTAS|NCCL_NCHANNELS_PER_NET_PEER|LOONGCOMM_NET_CTAS)=' | tr '\n' ' ')
+    echo "$words"
+    [ "$(wc -w <<<"$words")" -eq "$2" ] || { echo "loongcomm run sets '$words' for $1 ranks, not $2 variables" >&2 && return 1; }
 }
 
 # best NAME SETTINGS GRID...: the fastest of THREADS:SOCKETS with these settings of NCCL's sockets, in `best`.
@@ -92,29 +96,36 @@ best() {
 }
 
 say "$(nproc) processors, $(nvidia-smi -L | head -n 1)"
-many=$(given 2)
-say "channels of the plugin, 2 ranks: $many"
+many=$(given 2 3) && four=$(given 4 3) && given 8 0 >/dev/null || exit 1
+say "channels of the plugin: 2 ranks: $many; 4: $four; 8: NCCL's own"
 best 2 "$sockets" 2:2 4:2 1:4
 best2=$best
 best 8 "$sockets $many" 1:1 2:1 2:2
 best8=$best
 
-row allreduce-2-b2 8 "$best2" "$plugin $many" allreduce --ranks 2 --sizes 64k,256k,1m,16m,64m
-row allreduce-2-b8 6 "$best8" "$plugin" allreduce --ranks 2 --sizes 1m,16m,64m
-row alltoall-2-b2 4 "$best2" "$plugin $many" alltoall --ranks 2 --sizes 1m,64m
-row alltoall-2-b8 4 "$best8" "$plugin" alltoall --ranks 2 --sizes 1m,64m
-row zeros-2-b2 3 "$best2" "$plugin $many" alltoall --ranks 2 --sizes 64m --live 0.25
-row zeros-2-b8 3 "$best8" "$plugin" alltoall --ranks 2 --sizes 64m --live 0.25
-row small-2-b2 5 "$best2" "$plugin $many" allreduce --ranks 2 --sizes 8,1k,16k
-row allreduce-2-a 8 "$sockets" "$plugin $many" allreduce --ranks 2 --sizes 64k,1m,16m,64m
-row alltoall-2-a 5 "$sockets" "$plugin $many" alltoall --ranks 2 --sizes 1m,64m
-row allreduce-4-b2 8 "$best2" "$plugin $(given 4)" allreduce --ranks 4 --sizes 64k,1m,16m,64m
-row alltoall-4-b2 5 "$best2" "$plugin $(given 4)" alltoall --ranks 4 --sizes 1m,64m
-row allreduce-8-b2 12 "$best2" "$plugin $(given 8)" allreduce --ranks 8 --sizes 64k,16m,64m
-row alltoall-8-b2 8 "$best2" "$plugin $(given 8)" alltoall --ranks 8 --sizes 1m,64m
-row allreduce-8-a 10 "$sockets" "$plugin $(given 8)" allreduce --ranks 8 --sizes 16m,64m
+# Where the plugin has no more channels than NCCL makes, and NCCL beside it has: (b8).
+own="NCCL_MIN_CTAS= NCCL_NCHANNELS_PER_NET_PEER= LOONGCOMM_NET_CTAS=0"
+
+# rows CASE BUDGET SETTINGS OPERATION OPTION...: against all ways of NCCL's own.
+rows() {
+    local name=$1 budget=$2 settings=$3
+    shift 3
+    row "$name-a" "$budget" "$sockets" "$plugin $settings" "$@"
+    row "$name-b2" "$budget" "$best2" "$plugin $settings" "$@"
+    row "$name-b8" "$budget" "$best8" "$plugin ${settings:-$own}" "$@"
+}
+
+rows allreduce-2 7 "$many" allreduce --ranks 2 --sizes 64k,256k,1m,16m,64m
+rows alltoall-2 4 "$many" alltoall --ranks 2 --sizes 1m,64m
+rows allreduce-8 10 "" allreduce --ranks 8 --sizes 64k,1m,4m,16m,64m
+rows allreduce-4 7 "$four" allreduce --ranks 4 --sizes 64k,1m,16m,64m
+rows zeros-2 3 "$many" alltoall --ranks 2 --sizes 64m --live 0.25
+rows small-2 4 "$many" allreduce --ranks 2 --sizes 8,1k,16k
+rows alltoall-8 7 "" alltoall --ranks 8 --sizes 1m,64m
+rows alltoall-4 5 "$four" alltoall --ranks 4 --sizes 1m,64m
 row equal-sides 6 "$best2" "" allreduce --ranks 2 --sizes 64k,16m
-python3 "$root/tests/gpu/net_table.py" "$logs" | tee -a "$logs/summary.txt"
+python3 "$root/tests/gpu/net_table.py" "$logs" >"$logs/table.txt" || failed=$((failed + 1))
+tee -a "$logs/summary.txt" <"$logs/table.txt"
 # What the plugin gains by other numbers of its own; NCCL's side is the plugin as it comes.
 for setting in NET_SOCKETS=1 NET_SOCKETS=2 NET_SOCKETS=8 NET_THREADS=2 NET_THREADS=8 NET_PIECE=128k NET_PIECE=512k; do
     row "own-$setting" 5 "$plugin $many" "LOONGCOMM_$setting" allreduce --ranks 2 --sizes 1m,64m
