@@ -76,9 +76,9 @@ const char *lk_blas_error(void);
  *     wgrad    dW = dy^T x    a = dy transposed, b = x; into fp32 with c = d and beta = 1 it is added up
  * Products are added in fp32 and rounded once. Bound on top of that rounding: (depth + 4) * 2^-21 times the sum of the
  * magnitudes of the terms (tensor cores add with fewer bits than fp32 has). One exception: into 16 bits, methods of the
- * vendor may round alpha * a b to that type before they add bias, and that sum before they add beta * c, as torch.addmm then
- * has it, too: up to half a unit in the last place of each of the two more. What has to be added up exactly is added up in
- * fp32. NaN and infinities propagate; c is not read with beta 0. */
+ * vendor may round what there is to that type before they add bias, and before they add beta * c, whichever comes first, as
+ * torch.addmm then has it, too: up to half a unit in the last place of each of the two more. What has to be added up exactly
+ * is added up in fp32. NaN and infinities propagate; c is not read with beta 0. */
 
 struct lk_gemm {
     uint64_t rows, columns, depth; /* each < 2^31; depth 0 leaves beta * c + bias */

@@ -141,7 +141,7 @@ static void compare(const struct gemm_case *c, const struct dense *before, struc
             expected.bound = (double)(g->depth + 4) * 0x1p-21 *
                              (terms + fabs(expected.value - first + added));
             if (g->bias && vendor && g->out_type != LK_FP32)
-                expected.again[0] = fabs(first - added);
+                expected.again[0] = fmax(fabs(first - added), fabs(expected.value - added));
             if (adds && vendor && g->out_type != LK_FP32)
                 expected.again[1] = fabs(first);
             tally_value(tally, &c->d, r, j, &expected);
