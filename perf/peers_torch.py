@@ -9,7 +9,9 @@ usage: perf/peers_torch.py [--ranks N] [--rounds N] [--cases LIST] [--seconds N]
 Cases are numbers from 0; --list says them. Each call takes the next part of its buffers, which are twice what the L2 holds.
 `graph`: ten calls in a CUDA graph. Times are the device's for one call, the longest of the ranks; medians of rounds, p10 and
 p99 of them, and NCCL's time over each in the same round. Results are checked first. Variables LOONGCOMM_... are for the
-preloaded ones alone, which take LOONGCOMM_PEER=force if nothing is said. No case is begun after --seconds."""
+preloaded ones alone, which take LOONGCOMM_PEER=force if nothing is said. No case is begun after --seconds. NCCL, its
+windows, torch's own and each form of loongcomm are sets of processes of their own: a set whose rank ends is left out from
+then on, and the exit code is 1."""
 import argparse
 import os
 import statistics
@@ -41,7 +43,8 @@ CASES = [
     ("group", "float32", 302 * MB, 0, False),  # 500 tensors
 ]
 ROW = 1024  # elements of a row of an all-to-all; an expert has 64 of them, the last ones zeros
-SETS = {"NCCL": None, "loongcomm": {}, "loongcomm, bf16 wire": {"LOONGCOMM_ALLREDUCE_WIRE": "bf16"}}
+SETS = {"NCCL": None, "windows": None, "torch": None, "loongcomm": {},
+        "loongcomm, bf16 wire": {"LOONGCOMM_ALLREDUCE_WIRE": "bf16"}}
 
 
 def calls_of(case):
@@ -80,22 +83,19 @@ class Worker:
         return {"ways": list(self.ways), "failed": failed}
 
     def makers(self):
-        op, dtype = self.case[:2]
-        if self.variant != "NCCL":
-            ways = {self.variant: self.plain}
-            if op == "alltoall" and self.variant == "loongcomm" and self.case[3]:
-                ways["loongcomm, mask"] = self.masked
-            return {} if self.variant.endswith("wire") and (op == "alltoall" or dtype != "float32") else ways
-        ways = {"NCCL": self.plain}
-        if op == "group":
-            return ways
-        ways["NCCL, windows"] = self.windows
-        if op == "allreduce":
-            if dtype == "float32":
-                ways["NCCL, bf16 hook"] = self.hook
-            ways["torch one-shot"] = lambda: self.symmetric(True)
-            ways["torch two-shot"] = lambda: self.symmetric(False)
-        return ways
+        op, dtype, _, zeros, graph = self.case
+        reduces = op == "allreduce"
+        if self.variant == "NCCL":
+            ways = {"NCCL": self.plain}
+            return {**ways, "NCCL, bf16 hook": self.hook} if reduces and dtype == "float32" else ways
+        if self.variant == "windows":
+            return {} if op == "group" or graph else {"NCCL, windows": self.windows}
+        if self.variant == "torch":
+            both = {"torch one-shot": lambda: self.symmetric(True), "torch two-shot": lambda: self.symmetric(False)}
+            return both if reduces else {}
+        if self.variant.endswith("wire"):
+            return {self.variant: self.plain} if dtype == "float32" and op != "alltoall" else {}
+        return {"loongcomm": self.plain, **({"loongcomm, mask": self.masked} if zeros else {})}
 
     def buffers(self, empty=None):
         """(in, out) for each call in turn."""
@@ -285,20 +285,32 @@ def text_of(case):
     return "%s %s %s%s%s" % (op, dtype, size, ", %d %% zeros" % round(100 * zeros) if zeros else "", ", graph" if graph else "")
 
 
+def asked(sets, variant, line):
+    """The answers of a set's ranks; none once one of them has ended, then the set is left out."""
+    try:
+        return sets[variant].ask(line)
+    except resident.Ended as ended:
+        print("    left out from here on: %s" % ended, flush=True)
+        sets.pop(variant).kill()
+        return []
+
+
 def measure_case(number, sets, rounds):
-    """[(way, [us])], and the reasons of those that are missing."""
+    """{way: [us]}, and the reasons of those that are missing."""
     ways, failed = [], {}
-    for ranks in sets.values():
-        answers = ranks.ask("prepare %d" % number)
-        common = [way for way in answers[0]["ways"] if all(way in a["ways"] for a in answers)]
-        ways += [(ranks, way) for way in common]
+    for variant in list(sets):
+        answers = asked(sets, variant, "prepare %d" % number)
+        first = answers[0]["ways"] if answers else []
+        ways += [(variant, way) for way in first if all(way in answer["ways"] for answer in answers)]
         for answer in answers:
             failed.update(answer["failed"])
     times = {way: [] for _, way in ways}
     for _ in range(rounds):
-        for ranks, way in ways:
-            times[way].append(max(answer["us"] for answer in ranks.ask("measure " + way)))
-    return times, failed
+        for variant, way in ways:
+            answers = asked(sets, variant, "measure " + way) if variant in sets else []
+            if answers:
+                times[way].append(max(answer["us"] for answer in answers))
+    return {way: us for way, us in times.items() if len(us) == rounds}, failed
 
 
 def quantile(values, part):
@@ -313,6 +325,7 @@ def main(options):
             sets[variant] = resident.Set(__file__, variant, options.ranks, settings=settings or {},
                                          library=options.library if settings is not None else None)
         about = [ranks.answers()[0] for ranks in sets.values()][0]
+        wanted = len(sets)
         print("# %d ranks on %s, torch %s, NCCL %s; us of a call" % (options.ranks, about["gpu"], about["torch"], about["nccl"]))
         for number in options.cases:
             if time.monotonic() - begun > options.seconds:
@@ -337,6 +350,7 @@ def main(options):
             ranks.kill()
     if options.json:
         resident.write(options.json, about, records)
+    return 0 if len(sets) == wanted else 1
 
 
 if __name__ == "__main__":
@@ -356,4 +370,4 @@ if __name__ == "__main__":
     elif given.worker:
         worker(given.worker)
     else:
-        main(given)
+        sys.exit(main(given))

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 
-LIMIT = 180  # seconds for an answer; a job that hangs ends the run
+LIMIT = 180  # seconds for an answer
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LIBRARY = os.path.join(ROOT, "build/interpose/libloongcomm.so")
 
@@ -23,6 +23,10 @@ def free_port():
             except OSError:
                 pass
     raise OSError("no free port")
+
+
+class Ended(Exception):
+    """A rank that did not answer, or not well. Nobody who takes no notice goes on."""
 
 
 class Set:
@@ -50,17 +54,20 @@ class Set:
         return [self._answer(process) for process in self.processes]
 
     def ask(self, line):
-        for process in self.processes:
-            process.stdin.write(line + "\n")
-            process.stdin.flush()
+        try:
+            for process in self.processes:
+                process.stdin.write(line + "\n")
+                process.stdin.flush()
+        except OSError:
+            raise Ended("a rank of %s has ended" % self.variant) from None
         return self.answers()
 
     def _answer(self, process):
         if not select.select([process.stdout], [], [], LIMIT)[0]:
-            sys.exit("%s: a rank of %s did not answer within %d s" % (sys.argv[0], self.variant, LIMIT))
+            raise Ended("a rank of %s did not answer within %d s" % (self.variant, LIMIT))
         line = process.stdout.readline()
         if not line:
-            sys.exit("%s: a rank of %s ended early" % (sys.argv[0], self.variant))
+            raise Ended("a rank of %s ended early" % self.variant)
         return json.loads(line)
 
     def end(self):
@@ -68,7 +75,7 @@ class Set:
             process.stdin.close()
         for rank, process in enumerate(self.processes):
             if process.wait(60):
-                sys.exit("%s: rank %d of %s ended with status %d" % (sys.argv[0], rank, self.variant, process.returncode))
+                raise Ended("rank %d of %s ended with status %d" % (rank, self.variant, process.returncode))
 
     def kill(self):
         for process in self.processes:
