@@ -110,17 +110,21 @@ static bool ends_with(const char *text, const char *end)
  * more channels than they need. Behind a program of Python's are its own arguments. */
 static bool is_launcher(char *const *command)
 {
-    static const char *const programs[] = { "torchrun", "mpirun",     "mpiexec",    "orterun",
-                                            "prterun",  "srun",       "accelerate", "deepspeed",
-                                            "ray",      "horovodrun", "loongcomm" };
-    static const char *const modules[] = { "torch.distributed.run", "torch.distributed.launch",
-                                           "torch.distributed.elastic",
-                                           "accelerate.commands.launch",
-                                           "deepspeed.launcher.runner" };
+    static const char *const programs[] = {
+        "torchrun",      "mpirun",  "mpiexec", "mpirun.openmpi", "mpiexec.openmpi",
+        "mpiexec.hydra", "orterun", "prterun", "srun",           "accelerate",
+        "deepspeed",     "ray",     "torchx",  "horovodrun",     "loongcomm",
+    };
+    static const char *const modules[] = {
+        "torch.distributed.run",      "torch.distributed.launch",  "torch.distributed.elastic",
+        "accelerate.commands.launch", "deepspeed.launcher.runner",
+    };
 
     for (; *command && !ends_with(*command, ".py"); command++) {
+        const char *module = strncmp(*command, "-m", 2) == 0 ? *command + 2 : *command;
+
         if (is_one_of(*command, programs, sizeof(programs) / sizeof(*programs)) ||
-            is_one_of(*command, modules, sizeof(modules) / sizeof(*modules)))
+            is_one_of(module, modules, sizeof(modules) / sizeof(*modules)))
             return true;
     }
     return false;

@@ -154,7 +154,8 @@ class Run(CliTest):
 
     def test_command_that_is_a_launcher_gets_no_channels(self):
         launcher = self.write("torchrun", "#!/bin/sh\nexec env\n", 0o700)
-        for command in ((launcher,), ("sh", launcher), ("sh", "-c", "env", "python3", "-m", "torch.distributed.run")):
+        for command in ((launcher,), ("sh", launcher), ("sh", "-c", "env", "python3", "-m", "torch.distributed.run"),
+                        ("sh", "-c", "env", "python3", "-mtorch.distributed.run")):
             self.assertEqual(self.channels(*command, **self.MPI2), ({}, []), command)
         got, _ = self.channels("sh", "-c", "env", "train.py", "--backend", "ray", **self.MPI2)
         self.assertEqual(len(got), 2)
