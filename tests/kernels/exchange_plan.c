@@ -246,11 +246,9 @@ static uint64_t tile_count(const struct lk_ring_shape *shape, uint64_t bytes)
 {
     uint64_t granules = (bytes + 511) / 512;
     uint64_t each = (granules + shape->channels - 1) / shape->channels;
+    uint64_t most = in_lines(shape, bytes) ? 4 : 32;
 
-    if (in_lines(shape, bytes))
-        each = each > 4 ? 4 : each;
-    else if (each > 8)
-        each = each > 128 ? 32 : each > 32 ? (each + 3) / 4 : 8;
+    each = each > most ? most : each;
     return (granules + each - 1) / each;
 }
 

@@ -190,8 +190,8 @@ static void lines_that_nobody_has_read_are_not_refreshed(void)
 /* Programs live by it: NCCL has room for so many before a receive is called. The shape is that of two ranks. */
 static void eight_sends_of_any_size_end_without_a_receive(void)
 {
-    static const size_t sizes[] = { 1, 512, 32768, 131072, 524288, 525312, 1048576 };
-    uint8_t *data = calloc(1, 1048576);
+    static const size_t sizes[] = { 1, 512, 32768, 131072, 524288, 525312, 1048576, 2097152 };
+    uint8_t *data = calloc(1, 2097152);
 
     CHECK(data);
     for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
