@@ -324,13 +324,16 @@ void ring_pretend(struct ring_world *world, uint64_t messages, uint64_t lines)
             uint32_t leg = (uint32_t)(u / s->channels / s->ranks);
             uint32_t peer = (uint32_t)(u / s->channels % s->ranks);
             uint32_t channel = (uint32_t)(u % s->channels);
-            uint32_t slots = lk_leg_slots(s, leg);
+            uint64_t slots = lk_leg_slots(s, leg);
             uint8_t *segment = world->segments[r];
             uint64_t *words = (uint64_t *)(segment + lk_words_offset(s, leg, peer, channel));
 
             *(uint64_t *)(segment + lk_credit_offset(s, leg, peer, channel)) = messages;
-            for (uint64_t m = messages < slots ? 1 : messages - slots + 1; m <= messages; m++)
+            for (uint64_t i = 0; i < slots && i < messages; i++) {
+                uint64_t m = messages - i;
+
                 words[(m - 1) % slots] = lk_slot_word(m, 0xffffffff);
+            }
         }
     }
 }
