@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Where everything lies in a segment and in the private state, and which tile of a call is whose: the one definition for
- * the CUDA kernels, their host twin, the tests and the model. Compiled by gcc and by nvcc.
+ * the CUDA kernels, their host twin, the tests and the model. Compiled by gcc and by nvcc. Ranks with another layout must
+ * not agree: what changes here changes the version of the vote (interpose/agree.c).
  *
  * Tile space of a call. The list's tensors lie one behind another, each beginning at a multiple of LK_PACK_BYTES of the
  * wire's type, large ones of LK_GRANULE (lk_place), padded with zero bits. The space is cut into tiles of equal size, a
