@@ -48,6 +48,10 @@ def sizes(ranks, most):
     return ",".join(last) % max(8, 4 * ranks)
 
 
+def in_bytes(size):
+    return int(size.rstrip("km")) << {"k": 10, "m": 20}.get(size[-1], 0)
+
+
 class Pair:
     def __init__(self, sweep, net, ranks):
         self.sweep, self.net, self.ranks = sweep, net, ranks
@@ -92,14 +96,37 @@ class Pair:
         os.rename(profile + ".new", profile)
         return True
 
+    def missing(self):
+        """{operation: sizes} that no job has measured yet, as the bench takes them."""
+        every = sizes(self.ranks, self.sweep.options.most).split(",")
+        if not os.path.exists(self.name + ".json"):
+            return {op: every for op in OPS}
+        document, fields = self.fields()
+        done = {(op, size) for op, size, _ in fields}
+        rest = {op: [size for size in every if (op, in_bytes(size)) not in done] for op in OPS}
+        return {op: own for op, own in rest.items() if own} if document["left"] else {}
+
     def measure(self, seconds):
+        """What an earlier call had no time for, or all."""
         command = [self.sweep.options.bench, "ways", "--ranks", str(self.ranks), "--ctas", str(CTAS), "--comms", str(COMMS),
-                   "--budget", "%.1f" % seconds, "--profile", self.name + ".profile", "--json", self.name + ".json"]
-        for op in OPS:
-            command += ["--case", "%s:%s" % (op, sizes(self.ranks, self.sweep.options.most))]
+                   "--budget", "%.1f" % seconds, "--profile", self.name + ".profile", "--json", self.name + ".new.json"]
+        for op, own in self.missing().items():
+            command += ["--case", "%s:%s" % (op, ",".join(own))]
             for way in ways(op):
                 command += ["--way", "%s:%s" % (op, way)]
-        return self.call(command, self.name + ".log", seconds + 60)
+        return self.call(command, self.name + ".log", seconds + 60) and self.keep()
+
+    def keep(self):
+        """A job's figures, beside those of the jobs before."""
+        with open(self.name + ".new.json") as f:
+            document = json.load(f)
+        if os.path.exists(self.name + ".json"):
+            with open(self.name + ".json") as f:
+                document["records"] = json.load(f)["records"] + document["records"]
+        with open(self.name + ".new.json", "w") as f:
+            json.dump(document, f)
+        os.rename(self.name + ".new.json", self.name + ".json")
+        return True
 
     def check(self, seconds):
         """Does NCCL's own log have every way that was asked for? A job of its own, since writing it takes time."""
@@ -119,12 +146,12 @@ class Pair:
         os.rename(result + ".new", result)
 
     def finished(self):
-        return os.path.exists(self.name + ".json")
+        return not self.missing()
 
     def run(self, seconds):
         """`seconds`: for all three jobs."""
         begun = time.monotonic()
-        if os.path.exists(self.name + ".again.json"):  # of another job than the one that is measured now
+        if os.path.exists(self.name + ".again.json"):  # of other figures than there will be
             os.unlink(self.name + ".again.json")
         if self.tune(max(TUNE * (seconds - 3 * JOB_S) + 1.5, 1) / .9):  # which takes .9 of it and two jobs' starting
             left = seconds - (time.monotonic() - begun) - JOB_S
@@ -319,8 +346,11 @@ class Sweep:
             share = left * SHARES.get(pair.ranks, 2) / sum(SHARES.get(p.ranks, 2) for p in waiting)
             if left < least * SHARES.get(pair.ranks, 2) / 2:
                 break
+            before = pair.missing()
             pair.run(max(share, min(left, least * SHARES.get(pair.ranks, 2))))
             waiting.pop(0)
+            if pair.missing() and pair.missing() != before:
+                waiting.append(pair)
 
     def report_check(self):
         logs = glob.glob(os.path.join(self.options.logs, "taken.nccl.*"))
@@ -345,7 +375,7 @@ class Sweep:
         rows, wide = [], 0
         self.report_check()
         for pair in self.pairs:
-            if not pair.finished():
+            if not os.path.exists(pair.name + ".json"):
                 continue
             document, fields = pair.fields()
             second = {}

@@ -9,8 +9,9 @@
 # plugin makes of that profile, and every way there is, also on a communicator with 8 channels, which a tuner cannot give.
 # What seems better than the profile is then measured anew beside it: the best of many noisy figures is also the luckiest.
 # What is better still is measured in another job as well, which has other luck (which connection is served by whom).
-# All six pairs take 480 seconds together (SECONDS; they get shares of it, and nothing starts that would not fit). A pair
-# that is finished has its file in LOGS and is not measured again (but with --again). LOGS/summary.txt has a line for each
+# All six pairs take 480 seconds together (SECONDS; they get shares of it, and nothing starts that would not fit). What is
+# measured is in LOGS and is not measured again (but with --again): another call with the same LOGS goes on with the pairs,
+# or sizes of one, that are left. LOGS/summary.txt has a line for each
 # size, LOGS/tune_sweep.json the same for programs. Ends with `N passed, N failed` sizes: 77 where there is no GPU. --rig: on
 # the host rig, which shows that it works and nothing else. BUILD needs loongcomm-bench, loongcomm, the tuners and the
 # network plugin.
@@ -18,7 +19,7 @@ set -u
 root=$(readlink -f "$(dirname "$0")/../..")
 rig=
 [ "${1:-}" = --rig ] && rig=--rig && shift
-[ $# -ge 3 ] || { sed -n '4,19s/^# \?//p' "$0" >&2; exit 2; }
+[ $# -ge 3 ] || { sed -n '4,17s/^# \?//p' "$0" >&2; exit 2; }
 mkdir -p "$1" || exit 2
 logs=$(readlink -f "$1") build=$(readlink -f "$2") seconds=$3
 shift 3

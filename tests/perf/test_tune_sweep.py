@@ -138,7 +138,7 @@ class Jobs(unittest.TestCase):
                         return True
                 records = [dict(record, way=name, op="allreduce", bytes=8) for name, record in field(1.5, way).items()]
                 with open(command[command.index("--json") + 1], "w") as f:
-                    json.dump({"comms": 2, "records": records}, f)
+                    json.dump({"comms": 2, "left": 0, "records": records}, f)
                 return True
 
             pair.call = call
@@ -178,15 +178,23 @@ class Measure(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.logs = folder.name
+        self.asked = []
 
-    def measure(self, seconds=480, again=False):
-        """Which pairs were measured."""
-        ran = []
+    def measure(self, seconds=480, again=False, left=()):
+        """Which pairs were measured, each with the operations that are left before it. `left`: operations that no job gets to, one
+        set for each job."""
+        ran, left = [], list(left)
 
         def run(pair, _seconds):
             ran.append("%s-%d" % (pair.net, pair.ranks))
-            with open(pair.name + ".json", "w"):
-                pass
+            missing = pair.missing()
+            unmeasured = left.pop(0) if left else set()
+            self.asked.append(set(missing))
+            with open(pair.name + ".new.json", "w") as f:
+                json.dump({"left": len(unmeasured), "records": [
+                    {"op": op, "bytes": tune_sweep.in_bytes(size), "way": "default"} for op, own in missing.items()
+                    for size in own if op not in unmeasured]}, f)
+            pair.keep()
 
         options = types.SimpleNamespace(logs=self.logs, bench="bench", command="loongcomm", net="net.so", seconds=seconds,
                                         ranks="2,8", nets="sockets,plugin", most="256m", again=again, rig=False)
@@ -201,6 +209,24 @@ class Measure(unittest.TestCase):
         os.unlink(os.path.join(self.logs, "plugin-2.json"))
         self.assertEqual(self.measure(), ["plugin-2"])
         self.assertEqual(self.measure(again=True), every)
+
+    def test_sizes_that_a_job_had_no_time_for_are_measured_by_another(self):
+        rest = {"allgather", "reducescatter"}
+        self.assertEqual(self.measure(left=[rest]), ["sockets-2", "plugin-2", "sockets-8", "plugin-8", "sockets-2"])
+        self.assertEqual((self.asked[0], self.asked[4]), (set(tune_sweep.OPS), rest))
+        with open(os.path.join(self.logs, "sockets-2.json")) as f:
+            records = [(record["op"], record["bytes"]) for record in json.load(f)["records"]]
+        self.assertEqual(len(records), len(set(records)))
+        self.assertEqual(len(records), len(tune_sweep.OPS) * len(tune_sweep.SIZES))
+        self.assertEqual(self.measure(), [])
+
+    def test_a_job_that_gets_nowhere_is_not_tried_for_ever(self):
+        every = ["sockets-2", "plugin-2", "sockets-8", "plugin-8"]
+        self.assertEqual(self.measure(left=[{"allgather"}, set(), set(), set(), {"allgather"}]), every + ["sockets-2"])
+        self.assertEqual(self.measure(), ["sockets-2"])  # but in another call
+
+    def test_sizes_are_told_by_their_bytes(self):
+        self.assertEqual([tune_sweep.in_bytes(size) for size in ("8", "1k", "16m")], [8, 1024, 16 << 20])
 
     def test_what_there_is_no_time_for_is_left(self):
         self.assertEqual(self.measure(seconds=0), [])
