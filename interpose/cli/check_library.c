@@ -79,12 +79,14 @@ void lc_cli_try_load(const char *name, struct lc_cli_loaded *out)
         out->nccl_code = atoi(code); /* NOLINT(cert-err34-c): we wrote it, 0 is fine */
 }
 
-/* The loader does not fail for a library that it cannot preload, it says so on standard error. */
+/* The loader does not fail for a library that it cannot preload, it says so on standard error. Tried with this program: a
+ * container may have no other. */
 static bool preloadable(struct lc_cli_doctor *doctor, const char *path)
 {
-    static char true_program[] = "true";
+    static char self[] = "/proc/self/exe";
+    static char version[] = "--version";
     static struct lc_cli_outcome outcome;
-    char *argv[] = { true_program, NULL };
+    char *argv[] = { self, version, NULL };
     char preload[PATH_MAX + 16];
     const char *const env[] = { preload, "LOONGCOMM_REPORT=off", NULL };
     struct lc_cli_child child = { .argv = argv, .env = env, .timeout_ms = TRIAL_MS };
@@ -95,8 +97,8 @@ static bool preloadable(struct lc_cli_doctor *doctor, const char *path)
     good = outcome.end == LC_CLI_EXITED && outcome.code == 0 && !*outcome.tail;
     if (!good) {
         lc_cli_find(&doctor->findings, LC_CLI_ERROR, "library-not-preloadable",
-                    "true(1) with LD_PRELOAD=%s: %s; %s", path, lc_cli_child_end(&child, &outcome),
-                    lc_cli_child_last_line(&outcome));
+                    "a program with LD_PRELOAD=%s: %s; %s", path,
+                    lc_cli_child_end(&child, &outcome), lc_cli_child_last_line(&outcome));
         lc_cli_remedy(&doctor->findings,
                       "reinstall loongcomm for this machine's architecture and C library");
     }

@@ -309,6 +309,13 @@ raise ImportError("\\x1b[2J" + "x" * 100000)""")
         command, _ = self.install("a b")
         self.assertIn("library-path: ", call("doctor", cli=command).stdout)
 
+    def test_machine_without_any_other_program_is_no_error(self):
+        result = call("doctor", PATH=self.folder)
+        self.assertEqual(result.returncode, 0, result.stdout)
+        self.assertRegex(result.stdout, r"\nok +library: .* can be preloaded\n")
+        self.assertRegex(result.stdout, r"\ninfo +python-missing: ")
+        self.assertIn("(0 errors, ", result.stdout)
+
     def test_machine_without_gpu_is_no_error(self):
         findings = self.doctor(code=0, PYTHONPATH=self.torch())
         if not os.path.exists("/dev/nvidiactl") and not os.path.exists("/proc/driver/nvidia/version"):
