@@ -28,7 +28,7 @@ static const char help[] =
     "  --compare          what a job on nodes like this one would put on the most loaded link, as\n"
     "                     NCCL chooses its ways (with the NCCL_ variables set here) and with the\n"
     "                     settings that do better; also for some made-up nodes. --input may be\n"
-    "                     repeated\n"
+    "                     repeated; what cannot be read is left out\n"
     "  --nodes N          so many nodes (default 4)\n"
     "  --mixed            the inputs are nodes of one job, N of each\n"
     "  --json             one JSON document, \"schema\": \"loongcomm.topology/1\"\n"
@@ -39,8 +39,10 @@ static const char help[] =
     "FILE may be - for standard output; nothing else goes there then.\n"
     "exit codes: 0 shown, 1 the input cannot be read or the output not written, 2 wrong usage.\n";
 
+#define MAX_INPUTS 64
+
 struct options {
-    const char *inputs[LC_TOPO_MAX_KINDS];
+    const char *inputs[MAX_INPUTS + 1]; /* the last one only has a place where a next would go */
     int input_count;
     const char *svg;
     const char *xml;
@@ -97,8 +99,8 @@ static int parse(int argc, char **argv, struct options *options)
             return lc_cli_usage("topo: unexpected '%s'", argv[i]);
         if (i + 1 == argc || !*argv[i + 1])
             return lc_cli_usage("topo: %s needs a value", argv[i]);
-        if (at == 0 && options->input_count == LC_TOPO_MAX_KINDS - 1)
-            return lc_cli_usage("topo: more than %d inputs", LC_TOPO_MAX_KINDS - 1);
+        if (at == 0 && options->input_count == MAX_INPUTS)
+            return lc_cli_usage("topo: more than %d inputs", MAX_INPUTS);
         *valued[at].value = argv[++i];
         options->input_count += at == 0;
     }
@@ -127,6 +129,8 @@ static int check(const struct options *options, int *out_nodes)
         return lc_cli_usage("topo: --nodes and --mixed go with --compare");
     if (!options->compare && options->input_count > 1)
         return lc_cli_usage("topo: several inputs go with --compare");
+    if (options->mixed && options->input_count > LC_TOPO_MAX_KINDS)
+        return lc_cli_usage("topo: --mixed takes %d inputs at most", LC_TOPO_MAX_KINDS);
     if (options->compare && (options->svg || options->xml || options->paths))
         return lc_cli_usage("topo: --compare draws and writes no files, and shows no --paths");
     if (options->nodes && (*end || nodes < 1 || nodes > 65536))
@@ -297,11 +301,11 @@ static const char *base_name(const struct lc_cli_topo_library *library, const st
 static void compare_inputs(struct comparison *comparison, struct lc_topo *const *topos, int count)
 {
     const struct lc_cli_topo_library *library = comparison->library;
-    struct lc_topo_kind kinds[LC_TOPO_MAX_KINDS];
+    struct lc_topo_kind kinds[MAX_INPUTS];
 
     for (int i = 0; i < count; i++) {
         kinds[i] = (struct lc_topo_kind){ topos[i], comparison->nodes };
-        if (comparison->options->mixed)
+        if (comparison->options->mixed || !topos[i])
             continue;
         if (library->is_plannable(topos[i]))
             compare(comparison, &kinds[i], 1, base_name(library, topos[i]));
@@ -363,33 +367,33 @@ static int show_comparison(const struct lc_cli_topo_library *library, struct lc_
     return comparison.shown ? LC_CLI_FINE : LC_CLI_FINDING;
 }
 
-/* Loads all inputs, this machine if there are none. Frees nothing. */
-static int load(const struct lc_cli_topo_library *library, const struct options *options,
+/* Loads all inputs, this machine if there are none; how many could not be. */
+static int load(const struct lc_cli_topo_library *library, const struct options *options, int count,
                 struct lc_topo **out)
 {
-    int count = options->input_count ? options->input_count : 1;
+    int refused = 0;
 
     for (int i = 0; i < count; i++) {
         char error[1024];
 
         if ((options->as_nccl ? library->load_as_nccl : library->load)(options->inputs[i], &out[i],
-                                                                       error, sizeof(error)) != 0) {
-            lc_cli_say("topo: %s", error);
-            return -EINVAL;
-        }
+                                                                       error, sizeof(error)) == 0)
+            continue;
+        lc_cli_say("topo: %s", error);
+        refused++;
     }
-    return count;
+    return refused;
 }
 
 int lc_cli_topo(int argc, char **argv)
 {
     struct options options = { 0 };
     int code = parse(argc, argv, &options);
-    struct lc_topo *topos[LC_TOPO_MAX_KINDS] = { 0 };
+    struct lc_topo *topos[MAX_INPUTS] = { 0 };
     struct lc_cli_topo_library library;
     char why[512];
     int nodes = 0;
-    int count;
+    int count, refused;
 
     if (code)
         return code;
@@ -408,14 +412,15 @@ int lc_cli_topo(int argc, char **argv)
         lc_cli_say("topo: %s", why);
         return LC_CLI_FINDING;
     }
-    count = load(&library, &options, topos);
-    if (count < 0)
-        code = LC_CLI_FINDING;
-    else if (options.compare)
+    count = options.input_count ? options.input_count : 1;
+    refused = load(&library, &options, count, topos);
+    if (options.compare && (refused == 0 || (!options.mixed && refused < count)))
         code = show_comparison(&library, topos, count, &options, nodes);
-    else
+    else if (refused == 0)
         code = show(&library, topos[0], &options) ? LC_CLI_FINDING : LC_CLI_FINE;
-    for (int i = 0; i < LC_TOPO_MAX_KINDS; i++)
+    if (refused)
+        code = LC_CLI_FINDING;
+    for (int i = 0; i < count; i++)
         library.free(topos[i]);
     return code;
 }

@@ -142,9 +142,30 @@ class Command(TopoTest):
         text = call("topo", "--compare", "--input", str(DATA / "azhpc-images/ndv5-topo.xml")).stdout
         self.assertIn("ndv5-topo.xml: nothing to choose: GPUs or ports are not in it", text)
 
+    def test_compare_all_given_machines_at_once(self):
+        files = sorted(str(path) for path in DATA.rglob("*.xml"))
+        refused = [path for path in files if "/hwloc/" in path or path.endswith("graph.xml")]
+        self.assertGreater(len(files), 20)
+        result = call("topo", "--compare", "--json", *[word for path in files for word in ("--input", path)])
+        self.assertEqual((result.returncode, result.stderr.count("\n")), (1, len(refused)), result.stderr)
+        for path in refused:
+            self.assertIn(path, result.stderr)
+        plans = {plan["name"]: plan for plan in json.loads(result.stdout)["plans"]}
+        given = {"topo_8p_940.xml", "topo_4p2h_2nic.xml", "topo_8p_ts1_n4_2.xml", "topo_4p4h.xml", "H100-topology.xml",
+                 "H100-topology-kubernetes.xml"}  # with NVLink or XGMI and several ports
+        self.assertEqual({name for name in plans if name.endswith(".xml")}, given)
+        for plan in plans.values():
+            for what in ("all_to_all", "all_reduce"):
+                self.assertLessEqual(plan["loongcomm"][what]["ms"], plan["nccl"][what]["ms"], plan)
+        only = call("topo", "--compare", "--input", refused[0])
+        self.assertEqual((only.returncode, only.stdout, only.stderr.count("\n")), (1, "", 1))
+        mixed = call("topo", "--compare", "--mixed", "--input", BIG, "--input", refused[0])
+        self.assertEqual((mixed.returncode, mixed.stdout, mixed.stderr.count("\n")), (1, "", 1))
+
     def test_usage_of_compare(self):
         for args in (["--nodes", "3"], ["--mixed"], ["--compare", "--nodes", "x"], ["--compare", "--nodes", "1"],
-                     ["--compare", "--svg", "-"], ["--input", BIG, "--input", BIG]):
+                     ["--compare", "--svg", "-"], ["--input", BIG, "--input", BIG], ["--compare"] + 65 * ["--input", BIG],
+                     ["--compare", "--mixed"] + 17 * ["--input", BIG]):
             result = call("topo", *args)
             self.assertEqual((result.returncode, result.stdout, result.stderr.count("\n")), (2, "", 1), args)
 
