@@ -4,6 +4,7 @@
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -161,6 +162,16 @@ class Command(TopoTest):
         self.assertEqual((only.returncode, only.stdout, only.stderr.count("\n")), (1, "", 1))
         mixed = call("topo", "--compare", "--mixed", "--input", BIG, "--input", refused[0])
         self.assertEqual((mixed.returncode, mixed.stdout, mixed.stderr.count("\n")), (1, "", 1))
+
+    def test_compare_a_thousand_nodes_in_two_seconds_and_a_gigabyte(self):
+        def limit():  # of the processor's time, which does not count what else runs here
+            resource.setrlimit(resource.RLIMIT_CPU, (2, 2))
+            resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+
+        result = subprocess.run([CLI, "topo", "--compare", "--json", "--nodes", "1024", "--input", BIG], stdout=subprocess.PIPE,
+                                preexec_fn=None if os.environ["LC_SANITIZE"] != "none" else limit, check=True)
+        plans = {plan["name"]: plan for plan in json.loads(result.stdout)["plans"]}
+        self.assertEqual((plans[os.path.basename(BIG)]["gpus"], plans["a-port-each"]["gpus"]), (8192, 8192))
 
     def test_usage_of_compare(self):
         for args in (["--nodes", "3"], ["--mixed"], ["--compare", "--nodes", "x"], ["--compare", "--nodes", "1"],
