@@ -14,7 +14,7 @@
 
 static const char help[] =
     "usage: loongcomm tune [--ranks N] [--out FILE] [--time MINUTES] [--sizes LIST]\n"
-    "                      [--only rings|nccl] [--live SHARE] [--graph] [--resume] [--json]\n"
+    "                      [--only rings|nccl] [--live SHARE] [--graph] [--resume] [--keep] [--json]\n"
     "                      [-- LAUNCHER ARGS]\n"
     "       loongcomm tune --explain SIZE [--op OP] [--type T] [--ranks N] [--nodes N]\n"
     "                      [--profile FILE] [--json]\n"
@@ -39,6 +39,7 @@ static const char help[] =
     "  --graph           calls are captured in a CUDA graph and replayed, for jobs that do so: small\n"
     "                    ones gain there what a call from the host hides\n"
     "  --resume          go on with what FILE.part holds\n"
+    "  --keep            all figures of each job of NCCL's ways stay, in FILE.ways.1, FILE.ways.2 ...\n"
     "  --json            one JSON document, \"schema\": \"loongcomm.tune/1\", instead of text\n"
     "  -- LAUNCHER ARGS  put in front of loongcomm-bench: -- mpirun -n 16 --hostfile hosts\n"
     "\n"
@@ -66,6 +67,7 @@ struct options {
     int n_sizes;
     bool resume;
     bool graph;
+    bool keep;
     bool help;
 };
 
@@ -134,7 +136,7 @@ static int check(struct options *out, bool measures, bool asks)
 static int parse_values(struct options *out, const char *ranks, const char *nodes)
 {
     bool measures = out->out || out->time || out->sizes || out->only || out->live || out->resume ||
-                    out->graph || out->launcher;
+                    out->graph || out->keep || out->launcher;
     bool asks = out->question.op || out->question.type || out->question.profile || nodes;
     int most = out->question.size ? 1 << 24 : 1024;
     int code = check(out, measures, asks);
@@ -156,6 +158,7 @@ static bool take_flag(const char *word, struct options *out)
         {"--json",    &out->question.json},
         { "--resume", &out->resume       },
         { "--graph",  &out->graph        },
+        { "--keep",   &out->keep         },
     };
 
     for (size_t i = 0; i < sizeof(flags) / sizeof(*flags); i++) {
@@ -870,6 +873,7 @@ static int begin(struct tuning *t)
                   *out == '/' ? "" : "/", out);
     t->tools.live = t->options->live;
     t->tools.graph = t->options->graph;
+    t->tools.keep = t->options->keep ? out : NULL;
     t->tools.launcher = t->options->launcher;
     t->tools.ranks = t->options->question.ranks;
     lc_profile_gpu_here(gpu, sizeof(gpu));

@@ -157,6 +157,7 @@ struct lc_tune_tools {
     char reports[PATH_MAX];   /* folder for what the library says of its calls */
     const char *live;         /* share of rows of an all-to-all that are not zero */
     bool graph;               /* calls are captured and replayed */
+    const char *keep;         /* KEEP.ways.1 and so on hold what jobs of NCCL's ways wrote; NULL */
 };
 
 struct lc_tune_run {

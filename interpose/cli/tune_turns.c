@@ -158,6 +158,19 @@ static int read_json(const char *path, struct lc_tune_turned *out)
     return 0;
 }
 
+/* One job after another, those of an earlier call first. */
+static void keep(const char *json, const char *name)
+{
+    char kept[PATH_MAX];
+    int number = 1;
+
+    do
+        (void)snprintf(kept, sizeof(kept), "%s.ways.%d", name, number++);
+    while (access(kept, F_OK) == 0);
+    if (rename(json, kept) != 0 && errno != ENOENT)
+        lc_cli_say("tune: cannot keep %s: %s", kept, strerror(errno));
+}
+
 int lc_tune_take_turns(const struct lc_tune_tools *tools, const struct lc_tune_turns *turns,
                        struct lc_tune_turned *out)
 {
@@ -184,6 +197,8 @@ int lc_tune_take_turns(const struct lc_tune_tools *tools, const struct lc_tune_t
     }
     if (err || out->culprit < 0 || lc_tune_steps[out->culprit].kind != LC_TUNE_NCCL)
         out->culprit = -1; /* the default is no way to leave out */
+    if (tools->keep)
+        keep(tools->json, tools->keep);
     (void)unlink(tools->json);
     (void)unlink(part);
     return err;

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import glob
+import json
 import os
 import signal
 import subprocess
@@ -232,6 +233,15 @@ class Tune(CliTest):
             result = self.tune("--time", "0", "--resume", *args, sizes="1k")
             self.assertEqual([line[5:] for line in self.lines("p.part") if line.startswith("done ")], done)
             self.assertIn(" of %d ways were not tried" % len(self.steps), result.stdout)
+
+    def test_figures_of_each_job_are_kept_where_that_is_asked_for(self):
+        self.world({"nccl all-reduce tree ll 0": {"1024": WIN}})
+        for args, kept in (((), []), (("--keep",), [1, 2]), (("--keep",), [1, 2, 3, 4])):
+            self.tune("--only", "nccl", *args)
+            self.assertEqual([n for n in range(1, 9) if os.path.exists(self.path("p.ways.%d" % n))], kept)
+        for n in (1, 2, 3, 4):
+            with open(self.path("p.ways.%d" % n)) as f:
+                self.assertEqual(json.load(f)["schema"], "loongcomm.bench/1")
 
     def test_turns_without_all_sizes_go_on_with_the_others(self):
         self.world({"nccl all-reduce tree ll 0": {"1024": WIN, "4096": WIN}}, left=2, sizes=True)

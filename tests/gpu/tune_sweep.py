@@ -89,7 +89,7 @@ class Pair:
         profile = self.name + ".profile"
         if os.path.exists(profile):
             return True
-        command = [self.sweep.options.command, "tune", "--only", "nccl", "--ranks", str(self.ranks),
+        command = [self.sweep.options.command, "tune", "--only", "nccl", "--keep", "--ranks", str(self.ranks),
                    "--sizes", sizes(self.ranks, self.sweep.options.most), "--time", "%.3f" % (seconds / 60), "--out", profile + ".new"]
         if not self.call(command, self.name + ".tune.log", seconds + 60) or not os.path.exists(profile + ".new"):
             return False
