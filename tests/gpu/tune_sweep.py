@@ -27,9 +27,9 @@ COMMS = 2  # take turns: each has luck of its own
 MOST = .03  # that the profile may be behind the best of the sweep, or what equal sides differ by
 NOISY = .1  # where medians of equal sides differ by more, nothing is shown
 SHARES = {2: .65, 4: 1, 8: 1.55}  # of the time, by ranks: a call of eight takes three times as long
-JOB_S = 7  # what starting and ending a job cost; three jobs a pair, and a short one
+JOB_S = (1, .45)  # what starting and ending a job cost, and more for each rank; three jobs a pair, and a short one
 AGAIN = .12  # of a pair's time, for the short one
-TUNE = .35  # of a pair's measuring is the profile's; the more rounds the sweep has, the less its own spread hides
+TUNE = .45  # of a pair's measuring is the profile's; the more rounds the sweep has, the less its own spread hides
 
 
 def ways(op):
@@ -150,12 +150,12 @@ class Pair:
 
     def run(self, seconds):
         """`seconds`: for all three jobs."""
-        begun = time.monotonic()
+        begun, job_s = time.monotonic(), JOB_S[0] + JOB_S[1] * self.ranks
         if os.path.exists(self.name + ".again.json"):  # of other figures than there will be
             os.unlink(self.name + ".again.json")
-        if self.tune(max(TUNE * (seconds - 3 * JOB_S) + 1.5, 1) / .9):  # which takes .9 of it and two jobs' starting
-            left = seconds - (time.monotonic() - begun) - JOB_S
-            if self.measure(max(left - AGAIN * seconds - JOB_S, 1)):
+        if self.tune(max(TUNE * (seconds - 3 * job_s) + 1.5, 1) / .9):  # which takes .9 of it and two jobs' starting
+            left = seconds - (time.monotonic() - begun) - job_s
+            if self.measure(max(left - AGAIN * seconds - job_s, 1)):
                 self.measure_again(max(AGAIN * seconds, 1))
 
     def measure_again(self, seconds):
