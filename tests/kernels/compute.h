@@ -52,8 +52,13 @@ void memory_free(struct memory *memory);
 
 /* Deterministic data. */
 double random_unit(uint64_t *state); /* in [-1, 1) */
+uint16_t random_half(int exponent,
+                     uint64_t *state); /* fp16, with this exponent or one of the next three */
 uint16_t to_bf16(double x);
 double from_bf16(uint16_t bits);
+
+/* Memory of the target with bf16 of random_unit(). */
+void *random_bf16(const struct compute_target *target, size_t count, uint64_t seed);
 
 void check_adamw(const struct compute_target *target);
 

@@ -222,14 +222,6 @@ static void put_numbers(struct data *d, struct memory *memory, const uint32_t *n
     memory_up(memory);
 }
 
-/* An exponent of -4 to -1. */
-static uint16_t random_half(uint64_t *state)
-{
-    uint64_t bits = ref_next(state);
-
-    return (uint16_t)((bits & 0x83ff) | (11 + (bits >> 20) % 4) << 10);
-}
-
 static void make_heads(struct data *d, int which, uint64_t *state)
 {
     uint64_t rows = d->c->lengths == PACKED ? d->first[has_keys(which)][d->c->sequences]
@@ -246,7 +238,7 @@ static void make_heads(struct data *d, int which, uint64_t *state)
     d->heads[which] = memory_new(d->t, count * 2, d->c->layout == ODD ? 2 : 0);
     to = (uint16_t *)(void *)d->heads[which].near;
     for (uint64_t i = 0; i < count && (which < O || which == DOUT); i++)
-        to[i] = d->c->type == LK_BF16 ? to_bf16(size * random_unit(state)) : random_half(state);
+        to[i] = d->c->type == LK_BF16 ? to_bf16(size * random_unit(state)) : random_half(-4, state);
     memory_up(&d->heads[which]);
 }
 

@@ -26,14 +26,6 @@ static void *place(const struct typed *typed, uint64_t row, uint64_t column)
     return typed->memory.near + (row * typed->stride + column) * type_bytes(typed->type);
 }
 
-/* A half with an exponent of -3 to 0. */
-static uint16_t random_half(uint64_t *state)
-{
-    uint64_t bits = ref_next(state);
-
-    return (uint16_t)((bits & 0x83ff) | (12 + (bits >> 20) % 4) << 10);
-}
-
 void typed_fill(struct typed *typed, double size, uint64_t *state)
 {
     for (uint64_t r = 0; r < typed->rows; r++) {
@@ -43,7 +35,7 @@ void typed_fill(struct typed *typed, double size, uint64_t *state)
             else if (typed->type == LK_BF16)
                 *(uint16_t *)place(typed, r, c) = to_bf16(size * random_unit(state));
             else
-                *(uint16_t *)place(typed, r, c) = random_half(state);
+                *(uint16_t *)place(typed, r, c) = random_half(-3, state);
         }
     }
     memory_up(&typed->memory);

@@ -70,6 +70,13 @@ double random_unit(uint64_t *state)
     return (double)(ref_next(state) >> 11) * 0x1p-52 - 1;
 }
 
+uint16_t random_half(int exponent, uint64_t *state)
+{
+    uint64_t bits = ref_next(state);
+
+    return (uint16_t)((bits & 0x83ff) | (15 + (uint64_t)exponent + (bits >> 20) % 4) << 10);
+}
+
 uint16_t to_bf16(double x)
 {
     return ref_nearest((float)x, 1);
@@ -78,4 +85,16 @@ uint16_t to_bf16(double x)
 double from_bf16(uint16_t bits)
 {
     return (double)ref_float((uint32_t)bits << 16);
+}
+
+void *random_bf16(const struct compute_target *target, size_t count, uint64_t seed)
+{
+    uint16_t *near = malloc(count * 2), *far = target->alloc(count * 2);
+
+    CHECK(near && far);
+    for (size_t i = 0; i < count; i++)
+        near[i] = to_bf16(random_unit(&seed));
+    target->put(far, near, count * 2);
+    free(near);
+    return far;
 }

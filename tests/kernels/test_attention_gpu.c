@@ -17,7 +17,7 @@ enum {
 
 static struct lk_attention make_call(const struct compute_target *t)
 {
-    struct lk_heads heads = { device_alloc(COUNT * 2), COUNT, DEPTH, 2 * (uint64_t)DEPTH };
+    struct lk_heads heads = { random_bf16(t, COUNT, 17), COUNT, DEPTH, 2 * (uint64_t)DEPTH };
     struct lk_attention call = { .sequences = 1,
                                  .heads = 2,
                                  .kv_heads = 2,
@@ -32,13 +32,8 @@ static struct lk_attention make_call(const struct compute_target *t)
                                  .k = heads,
                                  .v = heads,
                                  .o = heads };
-    static uint16_t in[COUNT];
-    uint64_t state = 17;
 
-    for (int i = 0; i < COUNT; i++)
-        in[i] = to_bf16(random_unit(&state));
-    device_put(heads.base, in, sizeof(in));
-    call.o.base = device_alloc(sizeof(in));
+    call.o.base = device_alloc(COUNT * 2);
     call.lse = device_alloc((size_t)ROWS * 2 * 4);
     return call;
 }
@@ -109,18 +104,6 @@ struct products {
     void *workspace;
 };
 
-static void *random_matrix(size_t count, uint64_t seed)
-{
-    uint16_t *near = malloc(count * 2), *far = device_alloc(count * 2);
-
-    CHECK(near);
-    for (size_t i = 0; i < count; i++)
-        near[i] = to_bf16(random_unit(&seed));
-    device_put(far, near, count * 2);
-    free(near);
-    return far;
-}
-
 static int run_products(const struct products *p, enum lk_gemm_grouping way, cudaStream_t stream)
 {
     struct lk_gemm gemms[EXPERTS];
@@ -187,8 +170,8 @@ static int check_products(const struct products *p, enum lk_gemm_grouping way,
 static int a_graph_replays_groups(const struct compute_target *t)
 {
     struct products p = { .t = t,
-                          .x = random_matrix((size_t)TOKENS * HIDDEN, 3),
-                          .weights = random_matrix((size_t)EXPERTS * FFN * HIDDEN, 5),
+                          .x = random_bf16(t, (size_t)TOKENS * HIDDEN, 3),
+                          .weights = random_bf16(t, (size_t)EXPERTS * FFN * HIDDEN, 5),
                           .out = device_alloc((size_t)TOKENS * FFN * 2) };
     cudaStream_t streams[2];
     int failed = 0;

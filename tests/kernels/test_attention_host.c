@@ -4,18 +4,9 @@
  */
 #include "tests/check.h"
 #include "tests/kernels/compute_attention.h"
+#include "tests/kernels/host.h"
 
 #include <string.h>
-
-static void *host_alloc(size_t bytes)
-{
-    return aligned_alloc(256, (bytes + 255) / 256 * 256);
-}
-
-static void host_copy(void *dst, const void *src, size_t bytes)
-{
-    memcpy(dst, src, bytes);
-}
 
 int main(int argc, char **argv)
 {

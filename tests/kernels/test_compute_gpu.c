@@ -7,18 +7,9 @@
 #include "tests/kernels/compute_cases.h"
 #include "tests/kernels/compute_matrix.h"
 #include "tests/kernels/device.h"
+#include "tests/kernels/host.h"
 
 #include <string.h>
-
-static void *host_alloc(size_t bytes)
-{
-    return aligned_alloc(256, (bytes + 255) / 256 * 256);
-}
-
-static void host_copy(void *dst, const void *src, size_t bytes)
-{
-    memcpy(dst, src, bytes);
-}
 
 /* One tensor of `count` elements on the device, zero but for gradients of 1. */
 struct adamw_case {
@@ -300,18 +291,6 @@ enum {
     SOME_ROWS = 65
 };
 
-static uint16_t *random_rows(uint64_t count, uint64_t seed)
-{
-    uint16_t *near = host_alloc(count * 2), *far = device_alloc(count * 2);
-
-    CHECK(near);
-    for (uint64_t i = 0; i < count; i++)
-        near[i] = to_bf16(random_unit(&seed));
-    device_put(far, near, count * 2);
-    free(near);
-    return far;
-}
-
 struct many_memory {
     uint16_t *x, *residual, *sum, *y;
     float *mean, *rstd;
@@ -366,8 +345,8 @@ static void many_rows_are_as_some(void *arg)
 {
     const struct many_case *c = arg;
     const uint64_t count = MANY_ROWS * c->columns;
-    struct many_memory m = { .x = random_rows(count, 11),
-                             .residual = random_rows(count, 13),
+    struct many_memory m = { .x = random_bf16(c->t, count, 11),
+                             .residual = random_bf16(c->t, count, 13),
                              .sum = device_alloc(count * 2),
                              .y = device_alloc(count * 2),
                              .mean = device_alloc((size_t)MANY_ROWS * 4),

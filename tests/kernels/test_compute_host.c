@@ -5,19 +5,10 @@
 #include "tests/check.h"
 #include "tests/kernels/compute_cases.h"
 #include "tests/kernels/compute_matrix.h"
+#include "tests/kernels/host.h"
 
 #include <string.h>
 #include <sys/mman.h>
-
-static void *host_alloc(size_t bytes)
-{
-    return aligned_alloc(256, (bytes + 255) / 256 * 256);
-}
-
-static void host_copy(void *dst, const void *src, size_t bytes)
-{
-    memcpy(dst, src, bytes);
-}
 
 /* Memory of which only what is touched exists. */
 static float *reserve(size_t count)

@@ -2,21 +2,12 @@
 #include "kernels/loongkernels_host.h"
 #include "kernels/value_internal.h"
 #include "tests/check.h"
+#include "tests/kernels/host.h"
 #include "tests/kernels/reference.h"
 #include "tests/kernels/target.h"
 
 #include <dlfcn.h>
 #include <string.h>
-
-static void *host_alloc(size_t bytes)
-{
-    return aligned_alloc(256, (bytes + 255) / 256 * 256);
-}
-
-static void host_copy(void *dst, const void *src, size_t bytes)
-{
-    memcpy(dst, src, bytes);
-}
 
 static void philox_gives_the_published_numbers(void)
 {
