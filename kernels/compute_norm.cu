@@ -192,13 +192,25 @@ const norm_table backward_rows_tables[2][2] = NORM_TABLES(rows_backward);
     }
 
 const norm_table forward_forms[NORM_FORWARD_FORMS][2][2] = {
-    FORM_TABLES(form_forward, FORWARD_ROWS), FORM_TABLES(form_forward, FORWARD_RING),
+    FORM_TABLES(form_forward, FORWARD_ROWS),       FORM_TABLES(form_forward, FORWARD_RING),
     FORM_TABLES(form_forward, FORWARD_RING_TWICE), FORM_TABLES(form_forward, FORWARD_ROWS_MORE),
-    FORM_TABLES(form_forward, FORWARD_ROWS_WIDE)
+    FORM_TABLES(form_forward, FORWARD_ROWS_WIDE),  FORM_TABLES(form_forward, FORWARD_ONCE),
+    FORM_TABLES(form_forward, FORWARD_ONCE_EARLY), FORM_TABLES(form_forward, FORWARD_ONCE_LESS),
+    FORM_TABLES(form_forward, FORWARD_BULK),       FORM_TABLES(form_forward, FORWARD_BULK_TWICE)
 };
 const norm_table backward_forms[NORM_BACKWARD_FORMS][2][2] = {
-    FORM_TABLES(form_backward, BACKWARD_ROWS), FORM_TABLES(form_backward, BACKWARD_RING),
-    FORM_TABLES(form_backward, BACKWARD_RING_TEAMS)
+    FORM_TABLES(form_backward, BACKWARD_ROWS),
+    FORM_TABLES(form_backward, BACKWARD_RING),
+    FORM_TABLES(form_backward, BACKWARD_RING_TEAMS),
+    FORM_TABLES(form_backward, BACKWARD_EVICT),
+    FORM_TABLES(form_backward, BACKWARD_STREAMED),
+    FORM_TABLES(form_backward, BACKWARD_EVICT_STREAMED),
+    FORM_TABLES(form_backward, BACKWARD_BULK),
+    FORM_TABLES(form_backward, BACKWARD_BULK_EVICT_STREAMED),
+    FORM_TABLES(form_backward, BACKWARD_FEWER),
+    FORM_TABLES(form_backward, BACKWARD_LATE),
+    FORM_TABLES(form_backward, BACKWARD_LATE_TEAMS),
+    FORM_TABLES(form_backward, BACKWARD_THREE)
 };
 #endif
 

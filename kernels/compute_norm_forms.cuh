@@ -20,6 +20,11 @@ enum norm_forward_form {
     FORWARD_RING_TWICE, /* two blocks of a multiprocessor */
     FORWARD_ROWS_MORE,  /* more blocks, which hold less */
     FORWARD_ROWS_WIDE,  /* more threads for a row */
+    FORWARD_ONCE,       /* rows whose mean and squares are found in one sum */
+    FORWARD_ONCE_EARLY, /* the same, the weights on their way early */
+    FORWARD_ONCE_LESS,  /* the same, blocks that hold less */
+    FORWARD_BULK,       /* ring by the bulk copy engine */
+    FORWARD_BULK_TWICE, /* the same, two blocks of a multiprocessor */
     NORM_FORWARD_FORMS
 };
 
@@ -27,12 +32,40 @@ enum norm_backward_form {
     BACKWARD_ROWS,
     BACKWARD_RING,
     BACKWARD_RING_TEAMS, /* other teams */
+    BACKWARD_EVICT,      /* these ways of moving rows, of the product's ring */
+    BACKWARD_STREAMED,
+    BACKWARD_EVICT_STREAMED,
+    BACKWARD_BULK,
+    BACKWARD_BULK_EVICT_STREAMED,
+    BACKWARD_FEWER, /* half the stages */
+    BACKWARD_LATE,  /* rows are written when the next ones have been added up */
+    BACKWARD_LATE_TEAMS,
+    BACKWARD_THREE, /* three teams, or warps that have a row each */
     NORM_BACKWARD_FORMS
 };
 
-constexpr const char *NORM_FORWARD_NAMES[] = { "rows", "ring", "ring, 2 blocks",
-                                               "rows, more blocks", "rows, more threads" };
-constexpr const char *NORM_BACKWARD_NAMES[] = { "rows", "ring", "ring, other teams" };
+constexpr const char *NORM_FORWARD_NAMES[] = { "rows",
+                                               "ring",
+                                               "ring, 2 blocks",
+                                               "rows, more blocks",
+                                               "rows, more threads",
+                                               "rows, one sum",
+                                               "rows, one sum, early weights",
+                                               "rows, one sum, less held",
+                                               "ring, bulk",
+                                               "ring, bulk, 2 blocks" };
+constexpr const char *NORM_BACKWARD_NAMES[] = { "rows",
+                                                "ring",
+                                                "ring, other teams",
+                                                "ring, reads leave first",
+                                                "ring, streamed writes",
+                                                "ring, both",
+                                                "ring, bulk",
+                                                "ring, bulk, both",
+                                                "ring, fewer stages",
+                                                "ring, written late",
+                                                "ring, written late, other teams",
+                                                "ring, three teams" };
 
 /* The product's form of each class: [with a mean][with a residual]. Measured on one H200, us by rows and by the form: RMSNorm of
  * 4096 x 5120 29.0, 25.8; LayerNorm of 65536 x 1024 77.8, 75.2, of 32768 x 2048 84.5, 75.4, of 8192 x 5120 64.5, 52.0, of 4096
@@ -87,11 +120,17 @@ struct norm_kernel {
 /* ---- forward ---- */
 
 template <unsigned Lanes, unsigned Groups, bool Layer, unsigned Hold = 4,
-          unsigned Blocks = 1024 / norm_team<Lanes>::threads, bool Early = false>
+          unsigned Blocks = 1024 / norm_team<Lanes>::threads, bool Early = false, bool Once = false>
 constexpr norm_kernel forward_rows()
 {
     return { uint64_t{ 8 } * Lanes * Groups,
-             norm_forward_rows<Lanes, Groups, Layer, Hold, Blocks, Early>,
+             norm_forward_rows < Lanes,
+             Groups,
+             Layer,
+             Hold,
+             Blocks,
+             Early,
+             Layer && Once >,
              norm_team<Lanes>::threads,
              norm_team<Lanes>::count * Hold / Groups,
              0,
@@ -133,9 +172,77 @@ template <unsigned Columns, bool Layer> constexpr norm_kernel choose_forward_row
         return forward_rows<512, 4, Layer>();
 }
 
+#ifdef LK_COMPUTE_VARIANTS
+template <unsigned Columns, bool Layer, bool Early> constexpr norm_kernel choose_forward_once()
+{
+    if constexpr (Columns == 1024)
+        return forward_rows<32, 4, Layer, 4, 4, Early, true>();
+    else if constexpr (Columns == 2048)
+        return forward_rows<256, 1, Layer, 4, 4, Early, true>();
+    else if constexpr (Columns == 4096)
+        return forward_rows<256, 2, Layer, 4, 4, Early, true>();
+    else if constexpr (Columns == 6144)
+        return forward_rows<256, 3, Layer, 3, 4, Early, true>();
+    else if constexpr (Columns == 8192)
+        return forward_rows<256, 4, Layer, 4, 4, Early, true>();
+    else
+        return choose_forward_rows<Columns, Layer>();
+}
+
+template <unsigned Columns, bool Layer> constexpr norm_kernel choose_forward_less()
+{
+    if constexpr (Columns == 1024)
+        return forward_rows<128, 1, Layer, 2, 8, true, true>();
+    else if constexpr (Columns == 2048)
+        return forward_rows<256, 1, Layer, 2, 5, true, true>();
+    else if constexpr (Columns == 4096)
+        return forward_rows<256, 2, Layer, 2, 5, true, true>();
+    else if constexpr (Columns == 6144)
+        return forward_rows<256, 3, Layer, 3, 5, true, true>();
+    else if constexpr (Columns == 8192)
+        return forward_rows<512, 2, Layer, 2, 2, true, true>();
+    else
+        return choose_forward_rows<Columns, Layer>();
+}
+
+template <unsigned Columns, bool Layer, bool Residual, bool Twice>
+constexpr norm_kernel choose_forward_bulk()
+{
+    constexpr unsigned way = RING_BULK | RING_EVICT, half = Residual ? 2 : 1;
+
+    if constexpr (Columns == 1024 && !Twice)
+        return forward_ring<norm_ring<32, 16, 4, 1, 6 / half, way>, 1, Layer, Residual>();
+    else if constexpr (Columns == 2048 && !Twice)
+        return forward_ring<norm_ring<128, 4, 2, 1, 8 / half, way>, 1, Layer, Residual>();
+    else if constexpr (Columns == 2048)
+        return forward_ring<norm_ring<128, 2, 2, 1, 6 / half, way>, 2, Layer, Residual>();
+    else if constexpr (Columns == 4096 && !Twice)
+        return forward_ring<norm_ring<256, 2, 2, 1, 8 / half, way>, 1, Layer, Residual>();
+    else if constexpr (Columns == 4096)
+        return forward_ring<norm_ring<256, 1, 2, 1, 8 / half, way>, 2, Layer, Residual>();
+    else if constexpr (Columns == 6144)
+        return forward_ring<norm_ring<256, 1, 3, 1, 6 / half, way>, 2, Layer, Residual>();
+    else if constexpr (Columns == 8192 && !Twice)
+        return forward_ring<norm_ring<512, 1, 2, 1, 8 / half, way>, 1, Layer, Residual>();
+    else if constexpr (Columns == 8192)
+        return forward_ring<norm_ring<256, 1, 4, 1, 6 / half, way>, 2, Layer, Residual>();
+    else
+        return choose_forward_rows<Columns, Layer>();
+}
+#endif
+
 template <norm_forward_form Form, unsigned Columns, bool Layer, bool Residual>
 constexpr norm_kernel choose_forward()
 {
+#ifdef LK_COMPUTE_VARIANTS
+    if constexpr (Form == FORWARD_ONCE || Form == FORWARD_ONCE_EARLY)
+        return choose_forward_once<Columns, Layer, Form == FORWARD_ONCE_EARLY>();
+    else if constexpr (Form == FORWARD_ONCE_LESS)
+        return choose_forward_less<Columns, Layer>();
+    else if constexpr ((Form == FORWARD_BULK || Form == FORWARD_BULK_TWICE) && !Residual)
+        return choose_forward_bulk<Columns, Layer, Residual, Form == FORWARD_BULK_TWICE>();
+#endif
+
     constexpr bool ring = Form == FORWARD_RING, twice = Form == FORWARD_RING_TWICE;
     constexpr bool more = Form == FORWARD_ROWS_MORE, wide = Form == FORWARD_ROWS_WIDE;
 
@@ -189,6 +296,20 @@ template <unsigned Lanes, unsigned Groups, bool Full> constexpr norm_kernel back
 }
 
 /* The launch behind one begins early if devices that do not know how have no room for it. */
+#ifdef LK_COMPUTE_VARIANTS
+template <class Shape, bool Full> constexpr norm_kernel backward_late()
+{
+    static_assert(Shape::bytes(2) <= NORM_RING_MOST, "does not fit");
+    return { Shape::columns,
+             norm_backward_late<Shape, 1, 2, Full>,
+             Shape::threads,
+             Shape::Teams * Shape::Rows,
+             132,
+             Shape::bytes(2) > NORM_BEFORE_EARLY,
+             Shape::bytes(2) };
+}
+#endif
+
 template <class Shape, bool Full, bool Residual> constexpr norm_kernel backward_ring()
 {
     static_assert(Shape::bytes(Residual ? 3 : 2) <= NORM_RING_MOST, "does not fit");
@@ -222,10 +343,96 @@ template <unsigned Columns, bool Full> constexpr norm_kernel choose_backward_row
         return backward_rows<512, 4, Full>();
 }
 
+#ifdef LK_COMPUTE_VARIANTS
+template <unsigned Columns, bool Full, bool Residual, unsigned Way, unsigned Less>
+constexpr norm_kernel choose_backward_way()
+{
+    if constexpr (Columns == 1024)
+        return backward_ring<norm_ring<128, 4, 1, 4, (Residual ? 2 : 3) - Less / 2, Way>, Full,
+                             Residual>();
+    else if constexpr (Columns == 2048)
+        return backward_ring<norm_ring<128, 4, 2, 1, (Residual ? 4 : 6) - Less, Way>, Full,
+                             Residual>();
+    else if constexpr (Columns == 4096 && Full)
+        return backward_ring<norm_ring<256, 2, 2, 1, (Residual ? 4 : 6) - Less, Way>, Full,
+                             Residual>();
+    else if constexpr (Columns == 4096)
+        return backward_ring<norm_ring<512, 1, 1, 2, (Residual ? 4 : 6) - Less, Way>, Full,
+                             Residual>();
+    else if constexpr (Columns == 6144)
+        return backward_ring<norm_ring<256, 2, 3, 1, (Residual ? 2 : 4) - Less / 2, Way>, Full,
+                             Residual>();
+    else if constexpr (Columns == 8192)
+        return backward_ring<norm_ring<512, 1, 2, 1, (Residual ? 4 : 6) - Less, Way>, Full,
+                             Residual>();
+    else
+        return choose_backward_rows<Columns, Full>();
+}
+#endif
+
+#ifdef LK_COMPUTE_VARIANTS
+template <unsigned Columns, bool Full, bool Others> constexpr norm_kernel choose_backward_late()
+{
+    if constexpr (Columns == 1024 && !Others)
+        return backward_late<norm_ring<32, 12, 4, 1, 4>, Full>();
+    else if constexpr (Columns == 1024)
+        return backward_late<norm_ring<128, 4, 1, 2, 6>, Full>();
+    else if constexpr (Columns == 2048 && !Others)
+        return backward_late<norm_ring<128, 4, 2, 1, 6>, Full>();
+    else if constexpr (Columns == 2048)
+        return backward_late<norm_ring<256, 2, 1, 2, 6>, Full>();
+    else if constexpr (Columns == 4096 && !Others)
+        return backward_late<norm_ring<256, 2, 2, 1, 6>, Full>();
+    else if constexpr (Columns == 4096)
+        return backward_late<norm_ring<512, 1, 1, 2, 6>, Full>();
+    else if constexpr (Columns == 6144 && !Others)
+        return backward_late<norm_ring<256, 2, 3, 1, 4>, Full>();
+    else if constexpr (Columns == 6144)
+        return backward_late<norm_ring<384, 1, 2, 1, 8>, Full>();
+    else if constexpr (Columns == 8192 && !Others)
+        return backward_late<norm_ring<512, 1, 2, 1, 6>, Full>();
+    else if constexpr (Columns == 8192)
+        return backward_late<norm_ring<1024, 1, 1, 1, 6>, Full>();
+    else
+        return choose_backward_rows<Columns, Full>();
+}
+
+template <unsigned Columns, bool Full> constexpr norm_kernel choose_backward_three()
+{
+    if constexpr (Columns == 1024)
+        return backward_ring<norm_ring<64, 7, 2, 1, 6>, Full, false>();
+    else if constexpr (Columns == 2048)
+        return backward_ring<norm_ring<128, 3, 2, 1, 8>, Full, false>();
+    else if constexpr (Columns == 4096)
+        return backward_ring<norm_ring<128, 3, 4, 1, 4>, Full, false>();
+    else if constexpr (Columns == 6144)
+        return backward_ring<norm_ring<192, 2, 4, 1, 4>, Full, false>();
+    else
+        return choose_backward_rows<Columns, Full>();
+}
+#endif
+
 /* Residual: with a gradient of s beside. */
 template <norm_backward_form Form, unsigned Columns, bool Full, bool Residual>
 constexpr norm_kernel choose_backward()
 {
+#ifdef LK_COMPUTE_VARIANTS
+    constexpr bool all = Form == BACKWARD_BULK_EVICT_STREAMED,
+                   both = Form == BACKWARD_EVICT_STREAMED;
+    constexpr unsigned way = (all || both || Form == BACKWARD_EVICT ? unsigned{ RING_EVICT } : 0) |
+                             (all || both || Form == BACKWARD_STREAMED ? unsigned{ RING_STREAMED }
+                                                                       : 0) |
+                             (all || Form == BACKWARD_BULK ? unsigned{ RING_BULK } : 0);
+
+    if constexpr ((Form == BACKWARD_LATE || Form == BACKWARD_LATE_TEAMS) && !Residual)
+        return choose_backward_late<Columns, Full, Form == BACKWARD_LATE_TEAMS>();
+    else if constexpr (Form == BACKWARD_THREE && !Residual)
+        return choose_backward_three<Columns, Full>();
+    else if constexpr ((way || Form == BACKWARD_FEWER) && !Residual)
+        return choose_backward_way < Columns, Full, Residual, way,
+               Form == BACKWARD_FEWER && !Residual ? 3 : 0 > ();
+#endif
+
     constexpr bool ring = Form == BACKWARD_RING, teams = Form == BACKWARD_RING_TEAMS;
 
     if constexpr (ring && Columns == 256)

@@ -58,40 +58,33 @@ def list_cases(c, b):
     norm_forward = lambda *shape, **more: ("norm_forward", forward, lambda: c.NormForward(b, *shape, **more))
     norm_backward = lambda *shape, **more: ("norm_backward", backward, lambda: c.NormBackward(b, *shape, **more))
     combine = lambda *shape: ("moe_combine", ("out",), lambda: c.Moe(b, "moe combine", *shape))
-    yield "adamw", (), lambda: c.Adamw(b, c.torch.float32)
+    permute = lambda *shape, **more: ("moe_permute", ("permuted",), lambda: c.Moe(b, "moe permute", *shape, **more))
+    named = ((16384, 4096), (65536, 1024), (4096, 8192), (2048, 1024))
+    for rows, columns in named[:3]:
+        for kind in (rms, layer):
+            yield norm_backward(kind, rows, columns)
+            yield norm_forward(kind, rows, columns)
+    yield permute(8192, 2048, 8, 128)
+    yield permute(16384, 4096, 2, 8)
     yield combine(16384, 4096, 2, 8)
-    for rows, columns in ((2048, 1024), (512, 2048), (512, 4096)):  # few rows
+    for rows, columns in (named[3], (512, 2048), (512, 4096)):  # few rows
         for kind in (rms, layer):
             yield norm_forward(kind, rows, columns)
         yield norm_backward(layer, rows, columns)
-    for kind in (rms, layer):
-        yield norm_backward(kind, 16384, 4096)
-    for shape in ((8192, 2048, 8, 128), (16384, 4096, 2, 8)):
-        yield None, ("permuted",), lambda: c.Moe(b, "moe permute", *shape)
-    for kind in (rms, layer):  # classes of columns without a measured form
-        for rows, columns in ((32768, 2048), (8192, 5120), (131072, 512), (131072, 256)):
-            yield norm_backward(kind, rows, columns)
-        yield norm_forward(kind, 32768, 2048)
+    yield norm_backward(rms, *named[3])
+    yield norm_forward(layer, 32768, 2048)
     yield norm_forward(layer, 8192, 5120)
-    yield norm_forward(layer, 4096, 8192, statistics_only=True)
-    yield norm_forward(rms, 8192, 5120, residual=True)
-    yield norm_forward(layer, 4096, 8192, residual=True)
-    for kind in (layer, rms):
-        yield norm_forward(kind, 16384, 4096)
     for kind in (rms, layer):
-        for rows, columns in ((65536, 1024), (4096, 8192)):
-            yield norm_backward(kind, rows, columns)
-            yield norm_forward(kind, rows, columns)
+        yield norm_backward(kind, 8192, 4096)
+        yield norm_backward(kind, 32768, 2048)
     yield norm_forward(rms, 4096, 5120)
-    for jitter in (True, False):
-        yield None, ("out",), lambda: c.Augment(b, 1024, jitter=jitter)
-    yield None, forward, lambda: c.NormForward(b, layer, 4096, 2050)
+    yield norm_forward(layer, 4096, 8192, residual=True)
     yield norm_backward(rms, 16384, 4096, residual=True)
     yield norm_forward(layer, 16384, 4096, statistics_only=True)
     yield norm_forward(rms, 16384, 4096, residual=True)
-    yield norm_backward(rms, 2048, 1024)
+    yield permute(8192, 2048, 8, 128, capacity=True)
     yield combine(8192, 2048, 8, 128)
-    yield None, ("permuted",), lambda: c.Moe(b, "moe permute", 8192, 2048, 8, 128, capacity=True)
+    yield "adamw", (), lambda: c.Adamw(b, c.torch.float32)
 
 
 class Forms:
@@ -139,6 +132,9 @@ class Forms:
         for name, function in self.case.rivals(self.bench).items():
             if name not in ("scatter", "gather") and not self.case.op.startswith("augment"):
                 out["torch, " + name] = ([lambda t=t, function=function: function(t) for t in self.sets], self.case.bytes)
+        if self.case.op.endswith("norm backward"):  # two matrices in and one out, as it has
+            import torch
+            out["torch, addition"] = ([lambda t=t: torch.add(t.x, t.dy, out=t.dx) for t in self.sets], self.case.bytes)
         if self.case.op == "moe permute":
             size = s.permuted.numel() * s.permuted.element_size()
             out["zeros in the result alone"] = ([lambda t=t: t.permuted.zero_() for t in self.sets], size)
