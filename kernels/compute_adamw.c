@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "kernels/compute_internal.h"
-
-#include <errno.h>
-#include <stdbool.h>
+#include "kernels/rules_internal.h"
 
 _Static_assert(sizeof(struct lk_adamw_entry) == 64, "entries keep the table aligned");
 _Static_assert(sizeof(struct lk_adamw_state) == 48, "the state is laid out as callers see it");
@@ -47,18 +44,26 @@ static bool good_pointer(const void *pointer, unsigned int alignment)
     return pointer && (uintptr_t)pointer % alignment == 0;
 }
 
-static bool good_tensor(const struct lk_adamw_tensor *tensor)
+/* What is wrong with it; NULL: nothing. */
+static const char *find_fault(const struct lk_adamw_tensor *tensor)
 {
     bool half = tensor->param_type == LK_BF16;
 
-    if ((tensor->param_type != LK_FP32 && !half) ||
-        (tensor->grad_type != LK_FP32 && tensor->grad_type != LK_BF16))
-        return false;
-    if (half ? !good_pointer(tensor->master, 4) : tensor->master != NULL)
-        return false;
-    return good_pointer(tensor->param, half ? 2 : 4) &&
-           good_pointer(tensor->grad, tensor->grad_type == LK_BF16 ? 2 : 4) &&
-           good_pointer(tensor->m, 4) && good_pointer(tensor->v, 4);
+    if (tensor->param_type != LK_FP32 && !half)
+        return "param_type is neither fp32 nor bf16";
+    if (tensor->grad_type != LK_FP32 && tensor->grad_type != LK_BF16)
+        return "grad_type is neither fp32 nor bf16";
+    if (!half && tensor->master)
+        return "a master of an fp32 parameter";
+    if (half && !good_pointer(tensor->master, 4))
+        return "master is NULL or not aligned to its elements";
+    if (!good_pointer(tensor->param, half ? 2 : 4))
+        return "param is NULL or not aligned to its elements";
+    if (!good_pointer(tensor->grad, tensor->grad_type == LK_BF16 ? 2 : 4))
+        return "grad is NULL or not aligned to its elements";
+    if (!good_pointer(tensor->m, 4))
+        return "m is NULL or not aligned to its elements";
+    return good_pointer(tensor->v, 4) ? NULL : "v is NULL or not aligned to its elements";
 }
 
 static struct lk_adamw_entry make_entry(const struct lk_adamw_tensor *tensor, uint32_t first_chunk)
@@ -86,17 +91,23 @@ static struct lk_adamw_entry make_entry(const struct lk_adamw_tensor *tensor, ui
 LK_API int lk_adamw_plan(const struct lk_adamw_tensor *tensors, size_t n,
                          struct lk_adamw_plan *plan)
 {
+    static const char call[] = "lk_adamw_plan";
     struct lk_adamw_entry *entries;
     uint32_t *chunk_entry;
     uint64_t used, chunks, elements = 0;
     uint32_t entry = 0, chunk = 0;
 
-    if (!plan || (!tensors && n) || !good_pointer(plan->table, 16) ||
-        !count_list(tensors, n, &used, &chunks) || plan->bytes < lk_adamw_table_bytes(tensors, n))
+    if (lk_breaks(call, plan && (tensors || !n), "a NULL argument") ||
+        lk_breaks(call, good_pointer(plan->table, 16),
+                  "the table is NULL or not aligned to 16 bytes") ||
+        lk_breaks(call, count_list(tensors, n, &used, &chunks), "too many elements") ||
+        lk_breaks(call, plan->bytes >= lk_adamw_table_bytes(tensors, n), "the table is too small"))
         return -EINVAL;
     for (size_t i = 0; i < n; i++) {
-        if (tensors[i].count && !good_tensor(&tensors[i]))
-            return -EINVAL;
+        const char *fault = tensors[i].count ? find_fault(&tensors[i]) : NULL;
+
+        if (fault)
+            return lk_blas_fail(-EINVAL, "%s: tensor %zu: %s", call, i, fault);
         elements += tensors[i].count;
     }
     entries = plan->table;
@@ -127,14 +138,23 @@ static bool good_beta(double beta)
     return beta >= 0 && beta < 1;
 }
 
-static int make_launch(const struct lk_adamw_plan *plan, const struct lk_adamw *adamw,
-                       struct lk_adamw_launch *out)
+static int make_launch(const char *call, const struct lk_adamw_plan *plan,
+                       const struct lk_adamw *adamw, struct lk_adamw_launch *out)
 {
-    if (!plan || !adamw || !good_pointer(plan->device_table, 16) ||
-        !good_pointer(adamw->state, 16) || !good_pointer(adamw->workspace, 16))
-        return -EINVAL;
-    if (!good_scalar(&adamw->lr) || !good_scalar(&adamw->loss_scale) || !good_beta(adamw->beta1) ||
-        !good_beta(adamw->beta2) || !(adamw->eps >= 0) || !(adamw->max_norm >= 0))
+    if (lk_breaks(call, plan && adamw, "a NULL argument") ||
+        lk_breaks(call, good_pointer(plan->device_table, 16),
+                  "device_table is NULL or not aligned to 16 bytes") ||
+        lk_breaks(call, good_pointer(adamw->state, 16),
+                  "state is NULL or not aligned to 16 bytes") ||
+        lk_breaks(call, good_pointer(adamw->workspace, 16),
+                  "the workspace is NULL or not aligned to 16 bytes") ||
+        lk_breaks(call, good_scalar(&adamw->lr), "lr: unknown type, or not aligned") ||
+        lk_breaks(call, good_scalar(&adamw->loss_scale),
+                  "loss_scale: unknown type, or not aligned") ||
+        lk_breaks(call, good_beta(adamw->beta1), "beta1 is not in [0, 1)") ||
+        lk_breaks(call, good_beta(adamw->beta2), "beta2 is not in [0, 1)") ||
+        lk_breaks(call, adamw->eps >= 0, "eps is negative or no number") ||
+        lk_breaks(call, adamw->max_norm >= 0, "max_norm is negative or no number"))
         return -EINVAL;
     *out = (struct lk_adamw_launch){
         .entries = plan->device_table,
@@ -157,7 +177,7 @@ LK_API int lk_adamw_norm(const struct lk_adamw_plan *plan, const struct lk_adamw
                          void *stream)
 {
     struct lk_adamw_launch launch;
-    int err = make_launch(plan, adamw, &launch);
+    int err = make_launch("lk_adamw_norm", plan, adamw, &launch);
 
     return err ? err : lk_run_adamw_norm(&launch, stream);
 }
@@ -166,7 +186,7 @@ LK_API int lk_adamw_update(const struct lk_adamw_plan *plan, const struct lk_ada
                            void *stream)
 {
     struct lk_adamw_launch launch;
-    int err = make_launch(plan, adamw, &launch);
+    int err = make_launch("lk_adamw_update", plan, adamw, &launch);
 
     return err ? err : lk_run_adamw_update(&launch, stream);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "kernels/compute_internal.h"
+#include "kernels/rules_internal.h"
 
 #include <errno.h>
 #include <math.h>
@@ -7,56 +7,63 @@
 
 /* A matrix of bf16 as an argument. */
 struct matrix {
-    const void *base;
+    const char *name;
+    const void *base; /* NULL: it is not there */
     uint64_t stride;
     uint64_t columns;
     bool written;
 };
 
-static bool good_matrix(const struct matrix *matrix, uint64_t rows)
+static int check_matrix(const char *call, const struct matrix *matrix, uint64_t rows)
 {
     uint64_t last;
 
-    if (!matrix->base || (uintptr_t)matrix->base % 2)
-        return false;
+    if (!lk_is_aligned(matrix->base, 2))
+        return lk_blas_fail(-EINVAL, "%s: %s is not aligned to its elements", call, matrix->name);
     if (matrix->written && rows > 1 && matrix->stride < matrix->columns)
-        return false;
-    return !__builtin_mul_overflow(rows, matrix->stride, &last) && last < UINT64_C(1) << 61;
+        return lk_blas_fail(-EINVAL, "%s: rows of %s overlap: stride %llu, %llu columns", call,
+                            matrix->name, (unsigned long long)matrix->stride,
+                            (unsigned long long)matrix->columns);
+    if (__builtin_mul_overflow(rows, matrix->stride, &last) || last >= UINT64_C(1) << 61)
+        return lk_blas_fail(-EINVAL, "%s: stride %llu of %s is too large", call,
+                            (unsigned long long)matrix->stride, matrix->name);
+    return 0;
 }
 
 static bool is_wide(const struct matrix *matrix)
 {
-    return (uintptr_t)matrix->base % 16 == 0 && matrix->stride % LK_VECTOR == 0;
+    return lk_is_aligned(matrix->base, 16) && matrix->stride % LK_VECTOR == 0;
 }
 
 /* All of them, as far as they are there; *wide: groups of columns are aligned in every row. */
-static bool good_matrices(const struct matrix *matrices, size_t n, uint64_t rows, uint64_t columns,
-                          uint32_t *wide)
+static int check_matrices(const char *call, const struct matrix *matrices, size_t n, uint64_t rows,
+                          uint64_t columns, uint32_t *wide)
 {
     if (rows > INT32_MAX || !columns || columns >= UINT64_C(1) << 40)
-        return false;
+        return lk_blas_fail(-EINVAL, "%s: %llu rows of %llu columns", call,
+                            (unsigned long long)rows, (unsigned long long)columns);
     *wide = columns % LK_VECTOR == 0;
     for (size_t i = 0; i < n; i++) {
-        if (matrices[i].base && !good_matrix(&matrices[i], rows))
-            return false;
-        *wide &= !matrices[i].base || is_wide(&matrices[i]);
+        if (!matrices[i].base)
+            continue;
+        if (check_matrix(call, &matrices[i], rows))
+            return -EINVAL;
+        *wide &= is_wide(&matrices[i]);
     }
-    return true;
+    return 0;
 }
 
-static bool good_floats(const float *pointer)
+static int make_swiglu(const char *call, const struct lk_swiglu *swiglu,
+                       struct lk_swiglu_launch *out)
 {
-    return (uintptr_t)pointer % 4 == 0;
-}
-
-static int make_swiglu(const struct lk_swiglu *swiglu, struct lk_swiglu_launch *out)
-{
-    if (!swiglu || !swiglu->z || !good_floats(swiglu->row_scale) ||
-        !(swiglu->drop >= 0 && swiglu->drop < 1) || (uintptr_t)swiglu->rng.device_offset % 8)
+    if (lk_breaks(call, swiglu, "a NULL argument") || lk_breaks(call, swiglu->z, "z is NULL") ||
+        lk_breaks(call, lk_is_aligned(swiglu->row_scale, 4), "row_scale is not aligned") ||
+        lk_breaks(call, swiglu->drop >= 0 && swiglu->drop < 1, "drop is not in [0, 1)") ||
+        lk_breaks(call, lk_is_aligned(swiglu->rng.device_offset, 8), "rng is not aligned"))
         return -EINVAL;
     out->swiglu = *swiglu;
     out->threshold = (uint32_t)rint(65536 * swiglu->drop);
-    if (out->threshold == 65536)
+    if (lk_breaks(call, out->threshold < 65536, "drop is so near to 1 that nothing is kept"))
         return -EINVAL;
     out->kept = (float)(65536.0 / (65536 - out->threshold));
     return 0;
@@ -65,18 +72,18 @@ static int make_swiglu(const struct lk_swiglu *swiglu, struct lk_swiglu_launch *
 LK_API int lk_swiglu_forward(const struct lk_swiglu *swiglu, void *h, uint64_t h_stride,
                              void *stream)
 {
+    static const char call[] = "lk_swiglu_forward";
     struct lk_swiglu_launch launch = {
         .grads = {.h = h, .h_stride = h_stride}
     };
-    int err = make_swiglu(swiglu, &launch);
 
-    if (err)
-        return err;
+    if (make_swiglu(call, swiglu, &launch) || lk_breaks(call, h, "h is NULL"))
+        return -EINVAL;
     const struct matrix matrices[] = {
-        {swiglu->z, swiglu->z_stride, 2 * swiglu->columns, false},
-        { h,        h_stride,         swiglu->columns,     true },
+        {"z",  swiglu->z, swiglu->z_stride, 2 * swiglu->columns, false},
+        { "h", h,         h_stride,         swiglu->columns,     true },
     };
-    if (!h || !good_matrices(matrices, 2, swiglu->rows, swiglu->columns, &launch.wide))
+    if (check_matrices(call, matrices, 2, swiglu->rows, swiglu->columns, &launch.wide))
         return -EINVAL;
     return swiglu->rows ? lk_run_swiglu_forward(&launch, stream) : 0;
 }
@@ -84,36 +91,43 @@ LK_API int lk_swiglu_forward(const struct lk_swiglu *swiglu, void *h, uint64_t h
 LK_API int lk_swiglu_backward(const struct lk_swiglu *swiglu, const struct lk_swiglu_grads *grads,
                               void *stream)
 {
+    static const char call[] = "lk_swiglu_backward";
     struct lk_swiglu_launch launch = { 0 };
-    int err = make_swiglu(swiglu, &launch);
 
-    if (err || !grads)
+    if (make_swiglu(call, swiglu, &launch) || lk_breaks(call, grads, "a NULL argument") ||
+        lk_breaks(call, grads->dh, "dh is NULL") || lk_breaks(call, grads->dz, "dz is NULL") ||
+        lk_breaks(call, lk_is_aligned(grads->row_dot, 4), "row_dot is not aligned") ||
+        lk_breaks(call, grads->dz != swiglu->z || grads->dz_stride == swiglu->z_stride,
+                  "dz is z, but with another stride"))
         return -EINVAL;
     const struct matrix matrices[] = {
-        {swiglu->z,  swiglu->z_stride, 2 * swiglu->columns, false},
-        { grads->dh, grads->dh_stride, swiglu->columns,     false},
-        { grads->dz, grads->dz_stride, 2 * swiglu->columns, true },
-        { grads->h,  grads->h_stride,  swiglu->columns,     true },
+        {"z",   swiglu->z, swiglu->z_stride, 2 * swiglu->columns, false},
+        { "dh", grads->dh, grads->dh_stride, swiglu->columns,     false},
+        { "dz", grads->dz, grads->dz_stride, 2 * swiglu->columns, true },
+        { "h",  grads->h,  grads->h_stride,  swiglu->columns,     true },
     };
-    if (!grads->dh || !grads->dz || !good_floats(grads->row_dot) ||
-        (grads->dz == swiglu->z && grads->dz_stride != swiglu->z_stride) ||
-        !good_matrices(matrices, 4, swiglu->rows, swiglu->columns, &launch.wide))
+    if (check_matrices(call, matrices, 4, swiglu->rows, swiglu->columns, &launch.wide))
         return -EINVAL;
     launch.grads = *grads;
     return swiglu->rows ? lk_run_swiglu_backward(&launch, stream) : 0;
 }
 
-static bool good_norm(const struct lk_norm *norm)
+static int check_norm(const char *call, const struct lk_norm *n)
 {
-    uintptr_t mask = norm && norm->weight_type == LK_FP32 ? 3 : 1;
+    unsigned int bytes = n && n->weight_type == LK_FP32 ? 4 : 2;
 
-    if (!norm || (norm->kind != LK_RMS_NORM && norm->kind != LK_LAYER_NORM) ||
-        (norm->weight_type != LK_FP32 && norm->weight_type != LK_BF16))
-        return false;
-    if (((uintptr_t)norm->gamma | (uintptr_t)norm->beta) & mask || !(norm->eps >= 0))
-        return false;
-    return norm->rstd && good_floats(norm->rstd) && good_floats(norm->mean) &&
-           (norm->kind == LK_RMS_NORM || norm->mean);
+    if (lk_breaks(call, n, "a NULL argument") ||
+        lk_breaks(call, n->kind == LK_RMS_NORM || n->kind == LK_LAYER_NORM, "unknown kind") ||
+        lk_breaks(call, n->weight_type == LK_FP32 || n->weight_type == LK_BF16,
+                  "weight_type is neither fp32 nor bf16") ||
+        lk_breaks(call, lk_is_aligned(n->gamma, bytes), "gamma is not aligned to its elements") ||
+        lk_breaks(call, lk_is_aligned(n->beta, bytes), "beta is not aligned to its elements") ||
+        lk_breaks(call, n->eps >= 0, "eps is negative or no number") ||
+        lk_breaks(call, n->rstd && lk_is_aligned(n->rstd, 4), "rstd is NULL or not aligned") ||
+        lk_breaks(call, lk_is_aligned(n->mean, 4), "mean is not aligned") ||
+        lk_breaks(call, n->kind == LK_RMS_NORM || n->mean, "mean is NULL"))
+        return -EINVAL;
+    return 0;
 }
 
 static uint32_t partial_rows(const struct lk_norm *norm)
@@ -129,17 +143,20 @@ LK_API size_t lk_norm_workspace_bytes(const struct lk_norm *norm)
 static int norm_forward(const struct lk_norm *norm, const struct lk_norm_forward *forward,
                         bool like_y, void *stream)
 {
+    static const char call[] = "lk_norm_forward";
     struct lk_norm_launch launch = { .like_y = like_y };
 
-    if (!good_norm(norm) || !forward || !forward->x || (forward->residual && !forward->sum))
+    if (check_norm(call, norm) || lk_breaks(call, forward, "a NULL argument") ||
+        lk_breaks(call, forward->x, "x is NULL") ||
+        lk_breaks(call, !forward->residual || forward->sum, "sum is NULL, but not residual"))
         return -EINVAL;
     const struct matrix matrices[] = {
-        {forward->x,         forward->x_stride,        norm->columns, false},
-        { forward->residual, forward->residual_stride, norm->columns, false},
-        { forward->sum,      forward->sum_stride,      norm->columns, true },
-        { forward->y,        forward->y_stride,        norm->columns, true },
+        {"x",         forward->x,        forward->x_stride,        norm->columns, false},
+        { "residual", forward->residual, forward->residual_stride, norm->columns, false},
+        { "sum",      forward->sum,      forward->sum_stride,      norm->columns, true },
+        { "y",        forward->y,        forward->y_stride,        norm->columns, true },
     };
-    if (!good_matrices(matrices, 4, norm->rows, norm->columns, &launch.wide))
+    if (check_matrices(call, matrices, 4, norm->rows, norm->columns, &launch.wide))
         return -EINVAL;
     launch.wide &= ((uintptr_t)norm->gamma | (uintptr_t)norm->beta) % 16 == 0;
     launch.norm = *norm;
@@ -162,24 +179,30 @@ int lk_norm_forward_like_y(const struct lk_norm *norm, const struct lk_norm_forw
 int lk_norm_backward_beside(const struct lk_norm *norm, const struct lk_norm_backward *backward,
                             const struct lk_column_sums *also, void *stream)
 {
+    static const char call[] = "lk_norm_backward";
     struct lk_norm_launch launch = { .also = *also };
 
-    if (!good_norm(norm) || !backward || !backward->s || !backward->dy || !backward->dx ||
-        !good_floats(backward->dgamma) || !good_floats(backward->dbeta))
+    if (check_norm(call, norm) || lk_breaks(call, backward, "a NULL argument") ||
+        lk_breaks(call, backward->s, "s is NULL") || lk_breaks(call, backward->dy, "dy is NULL") ||
+        lk_breaks(call, backward->dx, "dx is NULL") ||
+        lk_breaks(call, lk_is_aligned(backward->dgamma, 4), "dgamma is not aligned") ||
+        lk_breaks(call, lk_is_aligned(backward->dbeta, 4), "dbeta is not aligned"))
         return -EINVAL;
     const struct matrix matrices[] = {
-        {backward->s,   backward->s_stride,  norm->columns, false},
-        { backward->dy, backward->dy_stride, norm->columns, false},
-        { backward->ds, backward->ds_stride, norm->columns, false},
-        { backward->dx, backward->dx_stride, norm->columns, true },
+        {"s",   backward->s,  backward->s_stride,  norm->columns, false},
+        { "dy", backward->dy, backward->dy_stride, norm->columns, false},
+        { "ds", backward->ds, backward->ds_stride, norm->columns, false},
+        { "dx", backward->dx, backward->dx_stride, norm->columns, true },
     };
-    if (!good_matrices(matrices, 4, norm->rows, norm->columns, &launch.wide))
+    if (check_matrices(call, matrices, 4, norm->rows, norm->columns, &launch.wide))
         return -EINVAL;
     launch.wide &= ((uintptr_t)norm->gamma | (uintptr_t)norm->beta) % 16 == 0;
     launch.norm = *norm;
     launch.backward = *backward;
     if (backward->dgamma || backward->dbeta) {
-        if (norm->rows && (!backward->workspace || (uintptr_t)backward->workspace % 16))
+        if (norm->rows &&
+            lk_breaks(call, backward->workspace && lk_is_aligned(backward->workspace, 16),
+                      "the workspace is NULL or not aligned to 16 bytes"))
             return -EINVAL;
         launch.partials = partial_rows(norm);
     }

@@ -33,6 +33,9 @@ struct compute_target {
 
 void compute_open(struct compute_target *target, const char *path);
 
+/* Whether the text of the last failure begins with the call and has `text` in it. */
+bool error_says(const struct compute_target *target, const char *call, const char *text);
+
 /* Memory of the target with a copy here. Guard bytes lie around it. */
 struct memory {
     const struct compute_target *target;

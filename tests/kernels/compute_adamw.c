@@ -448,38 +448,40 @@ static void wrong_arguments_are_refused(const struct compute_target *t)
     struct lk_adamw adamw = model->adamw;
 
     CHECK(t->lib.lk_adamw_plan(list, 2, &plan) == 0);
-#define REFUSED(change)                                         \
+#define REFUSED(change, text)                                   \
     do {                                                        \
         list[1] = model->list[2];                               \
         plan = model->plan;                                     \
         change;                                                 \
         CHECK(t->lib.lk_adamw_plan(list, 2, &plan) == -EINVAL); \
+        CHECK(error_says(t, "lk_adamw_plan", text));            \
     } while (0)
-    REFUSED(list[1].param_type = LK_FP16);
-    REFUSED(list[1].grad_type = LK_FP16);
-    REFUSED(list[1].master = list[1].m);
-    REFUSED(list[1].param_type = LK_BF16);
-    REFUSED(list[1].m = NULL);
-    REFUSED(list[1].v = (float *)((char *)list[1].v + 2));
-    REFUSED(list[1].grad = (char *)list[1].grad + 1);
-    REFUSED(plan.bytes = 100);
-    REFUSED(plan.table = NULL);
+    REFUSED(list[1].param_type = LK_FP16, "tensor 1: param_type");
+    REFUSED(list[1].grad_type = LK_FP16, "grad_type");
+    REFUSED(list[1].master = list[1].m, "master");
+    REFUSED(list[1].param_type = LK_BF16, "master is NULL");
+    REFUSED(list[1].m = NULL, "tensor 1: m is NULL");
+    REFUSED(list[1].v = (float *)((char *)list[1].v + 2), "v is NULL or not aligned");
+    REFUSED(list[1].grad = (char *)list[1].grad + 1, "grad");
+    REFUSED(plan.bytes = 100, "too small");
+    REFUSED(plan.table = NULL, "table");
 #undef REFUSED
-#define REFUSED(change)                                              \
+#define REFUSED(change, text)                                        \
     do {                                                             \
         adamw = model->adamw;                                        \
         plan = model->plan;                                          \
         change;                                                      \
         CHECK(t->lib.lk_adamw_step(&plan, &adamw, NULL) == -EINVAL); \
+        CHECK(error_says(t, "lk_adamw", text));                      \
     } while (0)
-    REFUSED(adamw.state = NULL);
-    REFUSED(adamw.workspace = (char *)adamw.workspace + 8);
-    REFUSED(adamw.beta1 = 1);
-    REFUSED(adamw.beta2 = NAN);
-    REFUSED(adamw.eps = -1);
-    REFUSED(adamw.max_norm = NAN);
-    REFUSED(adamw.lr.type = (enum lk_type)3);
-    REFUSED(plan.device_table = NULL);
+    REFUSED(adamw.state = NULL, "state");
+    REFUSED(adamw.workspace = (char *)adamw.workspace + 8, "workspace");
+    REFUSED(adamw.beta1 = 1, "beta1");
+    REFUSED(adamw.beta2 = NAN, "beta2");
+    REFUSED(adamw.eps = -1, "eps");
+    REFUSED(adamw.max_norm = NAN, "max_norm");
+    REFUSED(adamw.lr.type = (enum lk_type)3, "lr");
+    REFUSED(plan.device_table = NULL, "device_table");
 #undef REFUSED
     CHECK(strstr(t->lib.lk_error_text(-EINVAL), "invalid argument"));
     list[0].count = UINT64_C(1) << 46;

@@ -422,29 +422,30 @@ static void wrong_arguments_are_refused(const struct compute_target *t)
     struct augment_case *c = make_case(t, 1, sizes, 3, LK_FP16, 0);
     struct lk_augment a;
 
-#define REFUSED(change)                                       \
+#define REFUSED(change, text)                                 \
     do {                                                      \
         a = c->a;                                             \
         change;                                               \
         CHECK(t->lib.lk_augment_images(&a, NULL) == -EINVAL); \
+        CHECK(error_says(t, "lk_augment_images", text));      \
     } while (0)
-    REFUSED(a.channels = 2);
-    REFUSED(a.height = 0);
-    REFUSED(a.out_width = 65536);
-    REFUSED(a.row_stride = 14);
-    REFUSED(a.images = NULL);
-    REFUSED(a.state = NULL);
-    REFUSED(a.out = (char *)a.out + 1);
-    REFUSED(a.out_type = (enum lk_type)3);
-    REFUSED(a.crop_area[1] = 1.5F);
-    REFUSED(a.crop_area[0] = 0.9F);
-    REFUSED(a.crop_ratio[0] = 0);
-    REFUSED(a.flip = NAN);
-    REFUSED(a.brightness = -1);
-    REFUSED(a.hue = 0.6F);
-    REFUSED(a.std[1] = 0);
-    REFUSED(a.erase = 2);
-    REFUSED(a.erase_ratio[1] = 0.1F);
+    REFUSED(a.channels = 2, "channels");
+    REFUSED(a.height = 0, "height or width");
+    REFUSED(a.out_width = 65536, "out_width");
+    REFUSED(a.row_stride = 14, "row_stride");
+    REFUSED(a.images = NULL, "images is NULL");
+    REFUSED(a.state = NULL, "state");
+    REFUSED(a.out = (char *)a.out + 1, "out is NULL or not aligned");
+    REFUSED(a.out_type = (enum lk_type)3, "out_type");
+    REFUSED(a.crop_area[1] = 1.5F, "crop_area");
+    REFUSED(a.crop_area[0] = 0.9F, "crop_area");
+    REFUSED(a.crop_ratio[0] = 0, "crop_area or crop_ratio");
+    REFUSED(a.flip = NAN, "flip");
+    REFUSED(a.brightness = -1, "brightness");
+    REFUSED(a.hue = 0.6F, "hue");
+    REFUSED(a.std[1] = 0, "std");
+    REFUSED(a.erase = 2, "erase is not in");
+    REFUSED(a.erase_ratio[1] = 0.1F, "erase_ratio");
 #undef REFUSED
     a = c->a;
     a.count = 0;

@@ -24,6 +24,16 @@ void compute_open(struct compute_target *target, const char *path)
 #undef LK_SYM
 }
 
+bool error_says(const struct compute_target *target, const char *call, const char *text)
+{
+    const char *error = target->lib.lk_blas_error();
+
+    if (strncmp(error, call, strlen(call)) == 0 && strstr(error, text))
+        return true;
+    fprintf(stderr, "\"%s\" has no \"%s ... %s\"\n", error, call, text);
+    return false;
+}
+
 struct memory memory_new(const struct compute_target *target, size_t bytes, size_t shift)
 {
     struct memory memory = { .target = target, .bytes = bytes, .shift = shift };

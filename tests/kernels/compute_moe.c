@@ -381,55 +381,58 @@ static void wrong_arguments_are_refused(const struct compute_target *t)
     struct lk_moe_grads grads;
     struct lk_moe_routing r;
 
-#define REFUSED(change)                                  \
+#define REFUSED(change, text)                            \
     do {                                                 \
         r = c->routing;                                  \
         change;                                          \
         CHECK(t->lib.lk_moe_route(&r, NULL) == -EINVAL); \
+        CHECK(error_says(t, "lk_moe_route", text));      \
     } while (0)
-    REFUSED(r.choices = 0);
-    REFUSED(r.tokens = UINT64_C(1) << 30);
-    REFUSED(r.rows = UINT64_C(1) << 31);
-    REFUSED(r.expert_count = 0);
-    REFUSED(r.expert_count = LK_MOE_EXPERTS + 1);
-    REFUSED(r.capacity = 7);
-    REFUSED(r.align = 12);
-    REFUSED(r.align = 0);
-    REFUSED(r.experts = NULL);
-    REFUSED(r.counts = NULL);
-    REFUSED(r.live = (uint32_t *)((char *)r.live + 2));
-    REFUSED(r.slot_of_row = NULL);
-    REFUSED(r.workspace = NULL);
-    REFUSED(r.workspace = (char *)r.workspace + 4);
+    REFUSED(r.choices = 0, "choices");
+    REFUSED(r.tokens = UINT64_C(1) << 30, "slots");
+    REFUSED(r.rows = UINT64_C(1) << 31, "rows");
+    REFUSED(r.expert_count = 0, "expert_count");
+    REFUSED(r.expert_count = LK_MOE_EXPERTS + 1, "expert_count");
+    REFUSED(r.capacity = 7, "capacity");
+    REFUSED(r.align = 12, "align");
+    REFUSED(r.align = 0, "align");
+    REFUSED(r.experts = NULL, "experts is NULL");
+    REFUSED(r.counts = NULL, "counts is NULL");
+    REFUSED(r.live = (uint32_t *)((char *)r.live + 2), "live is not aligned");
+    REFUSED(r.slot_of_row = NULL, "slot_of_row is NULL");
+    REFUSED(r.workspace = NULL, "workspace");
+    REFUSED(r.workspace = (char *)r.workspace + 4, "workspace");
 #undef REFUSED
-#define REFUSED(change)                                                      \
+#define REFUSED(change, text)                                                \
     do {                                                                     \
         rows = make_rows(c, true, 0);                                        \
         change;                                                              \
         CHECK(t->lib.lk_moe_permute(&c->routing, &rows, NULL) == -EINVAL);   \
         CHECK(t->lib.lk_moe_unpermute(&c->routing, &rows, NULL) == -EINVAL); \
+        CHECK(error_says(t, "lk_moe_unpermute", text));                      \
     } while (0)
-    REFUSED(rows.columns = 0);
-    REFUSED(rows.token_stride = rows.columns - 1);
-    REFUSED(rows.permuted_stride = 0);
-    REFUSED(rows.tokens = NULL);
-    REFUSED(rows.permuted = (char *)rows.permuted + 1);
-    REFUSED(rows.weights = (float *)((char *)rows.weights + 2));
+    REFUSED(rows.columns = 0, "0 columns");
+    REFUSED(rows.token_stride = rows.columns - 1, "of tokens");
+    REFUSED(rows.permuted_stride = 0, "stride 0 of permuted");
+    REFUSED(rows.tokens = NULL, "tokens is NULL");
+    REFUSED(rows.permuted = (char *)rows.permuted + 1, "permuted is not aligned");
+    REFUSED(rows.weights = (float *)((char *)rows.weights + 2), "weights");
 #undef REFUSED
-#define REFUSED(change)                                                                \
+#define REFUSED(change, text)                                                          \
     do {                                                                               \
         grads = make_grads(c, true);                                                   \
         change;                                                                        \
         CHECK(t->lib.lk_moe_unpermute_backward(&c->routing, &grads, NULL) == -EINVAL); \
+        CHECK(error_says(t, "lk_moe_unpermute_backward", text));                       \
     } while (0)
-    REFUSED(grads.columns = 0);
-    REFUSED(grads.dtokens = NULL);
-    REFUSED(grads.dweights = NULL);
-    REFUSED(grads.permuted = NULL);
-    REFUSED(grads.permuted_stride = grads.columns - 1);
-    REFUSED(grads.dpermuted_stride = 0);
-    REFUSED(grads.dpermuted = (char *)grads.dpermuted + 1);
-    REFUSED(grads.dweights = (float *)((char *)grads.dweights + 2));
+    REFUSED(grads.columns = 0, "0 columns");
+    REFUSED(grads.dtokens = NULL, "dtokens is NULL");
+    REFUSED(grads.dweights = NULL, "alone");
+    REFUSED(grads.permuted = NULL, "alone");
+    REFUSED(grads.permuted_stride = grads.columns - 1, "of permuted");
+    REFUSED(grads.dpermuted_stride = 0, "of dpermuted");
+    REFUSED(grads.dpermuted = (char *)grads.dpermuted + 1, "dpermuted is not aligned");
+    REFUSED(grads.dweights = (float *)((char *)grads.dweights + 2), "dweights is not aligned");
 #undef REFUSED
     drop_case(c);
 }

@@ -430,24 +430,25 @@ static void wrong_arguments_are_refused(const struct compute_target *t)
     struct lk_norm_forward good = { .x = c->m[X].memory.far, .x_stride = c->m[X].stride }, forward;
     struct lk_norm norm;
 
-#define REFUSED(change)                                                  \
+#define REFUSED(change, text)                                            \
     do {                                                                 \
         norm = c->norm;                                                  \
         forward = good;                                                  \
         change;                                                          \
         CHECK(t->lib.lk_norm_forward(&norm, &forward, NULL) == -EINVAL); \
+        CHECK(error_says(t, "lk_norm_forward", text));                   \
     } while (0)
-    REFUSED(norm.kind = (enum lk_norm_kind)2);
-    REFUSED(norm.weight_type = LK_FP16);
-    REFUSED(norm.gamma = (char *)norm.gamma + 2);
-    REFUSED(norm.rstd = NULL);
-    REFUSED(norm.mean = NULL);
-    REFUSED(norm.eps = NAN);
-    REFUSED(norm.columns = 0);
-    REFUSED(norm.rows = UINT64_C(1) << 31);
-    REFUSED(forward.x = NULL);
-    REFUSED(forward.residual = forward.x);
-    REFUSED(forward.y = c->m[Y].memory.far; forward.y_stride = 1);
+    REFUSED(norm.kind = (enum lk_norm_kind)2, "kind");
+    REFUSED(norm.weight_type = LK_FP16, "weight_type");
+    REFUSED(norm.gamma = (char *)norm.gamma + 2, "gamma is not aligned");
+    REFUSED(norm.rstd = NULL, "rstd is NULL");
+    REFUSED(norm.mean = NULL, "mean is NULL");
+    REFUSED(norm.eps = NAN, "eps");
+    REFUSED(norm.columns = 0, "of 0 columns");
+    REFUSED(norm.rows = UINT64_C(1) << 31, "2147483648 rows");
+    REFUSED(forward.x = NULL, "x is NULL");
+    REFUSED(forward.residual = forward.x, "sum is NULL");
+    REFUSED(forward.y = c->m[Y].memory.far; forward.y_stride = 1, "rows of y overlap");
 #undef REFUSED
     drop_case(c);
 }

@@ -239,23 +239,24 @@ static void wrong_arguments_are_refused(const struct compute_target *t)
     struct swiglu_case c = make_case(t, &shapes[3], FILL_RANDOM, 0.5, &state);
     struct lk_swiglu call = c.call;
 
-#define REFUSED(change)                                                                      \
+#define REFUSED(change, text)                                                                \
     do {                                                                                     \
         call = c.call;                                                                       \
         change;                                                                              \
         CHECK(t->lib.lk_swiglu_forward(&call, c.h.memory.far, c.h.stride, NULL) == -EINVAL); \
+        CHECK(error_says(t, "lk_swiglu_forward", text));                                     \
     } while (0)
-    REFUSED(call.z = NULL);
-    REFUSED(call.z = (char *)call.z + 1);
-    REFUSED(call.row_scale = (float *)((char *)c.scale.far + 2));
-    REFUSED(call.drop = 1);
-    REFUSED(call.drop = 0.9999999);
-    REFUSED(call.drop = -0.1);
-    REFUSED(call.drop = NAN);
-    REFUSED(call.rows = UINT64_C(1) << 31);
-    REFUSED(call.columns = 0);
-    REFUSED(call.columns = UINT64_C(1) << 60);
-    REFUSED(call.rng.device_offset = (uint64_t *)((char *)c.offset.far + 4));
+    REFUSED(call.z = NULL, "z is NULL");
+    REFUSED(call.z = (char *)call.z + 1, "z is not aligned");
+    REFUSED(call.row_scale = (float *)((char *)c.scale.far + 2), "row_scale");
+    REFUSED(call.drop = 1, "drop is not in");
+    REFUSED(call.drop = 0.9999999, "nothing is kept");
+    REFUSED(call.drop = -0.1, "drop is not in");
+    REFUSED(call.drop = NAN, "drop is not in");
+    REFUSED(call.rows = UINT64_C(1) << 31, "2147483648 rows");
+    REFUSED(call.columns = 0, "of 0 columns");
+    REFUSED(call.columns = UINT64_C(1) << 60, "columns");
+    REFUSED(call.rng.device_offset = (uint64_t *)((char *)c.offset.far + 4), "rng");
 #undef REFUSED
     CHECK(t->lib.lk_swiglu_forward(&c.call, NULL, c.h.stride, NULL) == -EINVAL);
     CHECK(t->lib.lk_swiglu_forward(&c.call, c.h.memory.far, c.call.columns - 1, NULL) == -EINVAL);
