@@ -7,11 +7,13 @@ cast back), and loongcomm preloaded (exact, with bf16 on the wire, and for all-t
 usage: perf/peers_torch.py [--ranks N] [--rounds N] [--cases LIST] [--seconds N] [--library FILE] [--json FILE]
 
 Cases are numbers from 0; --list says them. Each call takes the next part of its buffers, which are twice what the L2 holds.
-`graph`: ten calls in a CUDA graph. Times are the device's for one call, the longest of the ranks; medians of rounds, p10 and
-p99 of them, and NCCL's time over each in the same round. Results are checked first. Variables LOONGCOMM_... are for the
-preloaded ones alone, which take LOONGCOMM_PEER=force if nothing is said. No case is begun after --seconds. NCCL, its
-windows, torch's own and each form of loongcomm are sets of processes of their own: a set whose rank ends is left out from
-then on, and the exit code is 1."""
+`graph`: twenty calls in a CUDA graph. Times are the device's for one call, the longest of the ranks: calls are queued while
+the device is kept busy, as behind a job's computation, and timed from the end of the one in front of them, behind which all
+ranks are level. Medians of rounds, p10 and p99 of them, NCCL's time over each in the same round, and what a call costs the
+host (`host`). `one call`: the group by torch's all_reduce_coalesced instead of 500 calls. Results are checked first.
+Variables LOONGCOMM_... are for the preloaded ones alone, which take LOONGCOMM_PEER=force if nothing is said. No case is
+begun after --seconds. NCCL, its windows, torch's own and each form of loongcomm are sets of processes of their own: a set
+whose rank ends is left out from then on, and the exit code is 1."""
 import argparse
 import os
 import statistics
@@ -20,12 +22,13 @@ import time
 
 import resident
 
-MB = 1 << 20
+KB, MB = 1 << 10, 1 << 20
 SPAN = 128 * MB  # of the buffers: twice what the L2 holds, and a bit
 # op, dtype, bytes, share of zero rows, graph
 CASES = [
     ("allreduce", "float32", 1024, 0, True),
     ("allreduce", "float32", 65536, 0, True),
+    ("allreduce", "float32", 256 * KB, 0, True),
     ("allreduce", "float32", 1 * MB, 0, True),
     ("allreduce", "float32", 1 * MB, 0, False),
     ("allreduce", "float32", 16 * MB, 0, False),
@@ -41,14 +44,19 @@ CASES = [
     ("alltoall", "float32", 256 * MB, 0.75, False),
     ("alltoall", "float32", 256 * MB, 0.9, False),
     ("group", "float32", 302 * MB, 0, False),  # 500 tensors
+    ("group, one call", "float32", 302 * MB, 0, False),
 ]
+GRAPH_CALLS = 20
+BUSY = (5_000_000, 100_000_000)  # cycles: 3 ms and 50 ms, in which the calls of a round are queued; groups take the host longer
+AGREED = 300  # small calls, after which all of loongcomm's ranks have agreed and its memory has grown
 ROW = 1024  # elements of a row of an all-to-all; an expert has 64 of them, the last ones zeros
 SETS = {"NCCL": None, "windows": None, "torch": None, "loongcomm": {},
         "loongcomm, bf16 wire": {"LOONGCOMM_ALLREDUCE_WIRE": "bf16"}}
 
 
 def calls_of(case):
-    return 10 if case[4] else max(4, min(50, 64 * MB // case[2]))
+    """Times that a case's call is made in a round: more than 10 ms where calls are large."""
+    return 20 if case[4] else max(10, min(50, 512 * MB // case[2]))
 
 
 class Worker:
@@ -63,6 +71,10 @@ class Worker:
         self.stream = torch.cuda.Stream()
         self.begin, self.end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self.ways, self.case, self.kept, self.at_end = {}, None, [], []
+        small = torch.zeros(256, device=self.device)
+        for _ in range(AGREED):
+            dist.all_reduce(small)
+        torch.cuda.synchronize()
 
     def prepare(self, number):
         """Buffers, and the ways of this variant to do the case; those that fail say why."""
@@ -89,7 +101,7 @@ class Worker:
             ways = {"NCCL": self.plain}
             return {**ways, "NCCL, bf16 hook": self.hook} if reduces and dtype == "float32" else ways
         if self.variant == "windows":
-            return {} if op == "group" or graph else {"NCCL, windows": self.windows}
+            return {} if op.startswith("group") or graph else {"NCCL, windows": self.windows}
         if self.variant == "torch":
             both = {"torch one-shot": lambda: self.symmetric(True), "torch two-shot": lambda: self.symmetric(False)}
             return both if reduces else {}
@@ -120,7 +132,7 @@ class Worker:
             self.dist.all_reduce(pair[0], op=self.dist.ReduceOp.AVG)
 
     def plain(self):
-        if self.case[0] == "group":
+        if self.case[0].startswith("group"):
             return self.group()
         pairs = self.buffers()
         return lambda i: self.collective(pairs[i % len(pairs)])
@@ -134,8 +146,10 @@ class Worker:
             with dist._coalescing_manager(device=self.device):
                 for tensor in tensors:
                     dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
-        self.kept.append(tensors)
-        return call
+
+        def one_call(_):
+            dist.all_reduce_coalesced(tensors, op=dist.ReduceOp.AVG)
+        return one_call if "one call" in self.case[0] else call
 
     def windows(self):
         torch = self.torch
@@ -168,7 +182,7 @@ class Worker:
         whole = symm.empty(nbytes // dtype.itemsize, dtype=dtype, device=self.device)
         symm.rendezvous(whole, group)
         whole.fill_(0)
-        self.kept.append(whole)
+        self.kept.append(whole)  # check() looks for it
         if one_shot:
             return lambda i: torch.ops.symm_mem.one_shot_all_reduce(whole, "sum", group)
         return lambda i: torch.ops.symm_mem.two_shot_all_reduce_(whole, "sum", group)
@@ -239,34 +253,41 @@ class Worker:
             raise ValueError("wrong result: %s instead of %s" % (tensor.flatten()[:2].tolist(), value))
 
     def captured(self, call):
+        """A graph of calls. It holds addresses only: what it uses lives as long as the closure here does."""
         torch = self.torch
         with torch.cuda.stream(self.stream):
             for i in range(3):
                 call(i)
         torch.cuda.synchronize()
         self.dist.barrier()
+        torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self.stream):
-            for i in range(10):
+            for i in range(GRAPH_CALLS):
                 call(i)
-        self.kept.append(graph)
-        return lambda _: graph.replay()
+
+        def replay(_, uses=call):
+            graph.replay()
+        return replay
 
     def measure(self, name):
-        """Microseconds of a call."""
-        calls, graph = calls_of(self.case), self.case[4]
-        call = self.ways[name]
+        """Microseconds of a call on the device, and of the host."""
+        torch, times, call = self.torch, calls_of(self.case), self.ways[name]
         call(0)
-        self.torch.cuda.synchronize()
+        torch.cuda.synchronize()
         self.dist.barrier()
-        self.torch.cuda.synchronize()
-        times = 20 if graph else calls
+        torch.cuda.synchronize()
+        torch.cuda._sleep(BUSY[self.case[0].startswith("group")])
+        call(0)
         self.begin.record()
+        begun = time.perf_counter()
         for i in range(times):
             call(i)
+        host = time.perf_counter() - begun
         self.end.record()
-        self.torch.cuda.synchronize()
-        return self.begin.elapsed_time(self.end) * 1000 / times / (calls if graph else 1)
+        torch.cuda.synchronize()
+        times *= GRAPH_CALLS if self.case[4] else 1
+        return {"us": self.begin.elapsed_time(self.end) * 1000 / times, "host": host * 1e6 / times}
 
 
 def worker(variant):
@@ -275,7 +296,7 @@ def worker(variant):
                   "nccl": ".".join(map(str, self.torch.cuda.nccl.version()))})
     for line in sys.stdin:
         what, _, argument = line.strip().partition(" ")
-        resident.say(self.prepare(int(argument)) if what == "prepare" else {"us": self.measure(argument)})
+        resident.say(self.prepare(int(argument)) if what == "prepare" else self.measure(argument))
     self.dist.destroy_process_group()
 
 
@@ -296,7 +317,7 @@ def asked(sets, variant, line):
 
 
 def measure_case(number, sets, rounds):
-    """{way: [us]}, and the reasons of those that are missing."""
+    """{way: [us]} of the device and of the host, and the reasons of those that are missing."""
     ways, failed = [], {}
     for variant in list(sets):
         answers = asked(sets, variant, "prepare %d" % number)
@@ -304,13 +325,14 @@ def measure_case(number, sets, rounds):
         ways += [(variant, way) for way in first if all(way in answer["ways"] for answer in answers)]
         for answer in answers:
             failed.update(answer["failed"])
-    times = {way: [] for _, way in ways}
+    times, host = {way: [] for _, way in ways}, {}
     for _ in range(rounds):
         for variant, way in ways:
             answers = asked(sets, variant, "measure " + way) if variant in sets else []
             if answers:
                 times[way].append(max(answer["us"] for answer in answers))
-    return {way: us for way, us in times.items() if len(us) == rounds}, failed
+                host.setdefault(way, []).append(max(answer["host"] for answer in answers))
+    return {way: us for way, us in times.items() if len(us) == rounds}, host, failed
 
 
 def quantile(values, part):
@@ -331,16 +353,17 @@ def main(options):
             if time.monotonic() - begun > options.seconds:
                 print("# left out for time: " + text_of(CASES[number]))
                 continue
-            times, failed = measure_case(number, sets, options.rounds)
+            times, host, failed = measure_case(number, sets, options.rounds)
             print(text_of(CASES[number]), flush=True)
             for way, us in sorted(times.items(), key=lambda item: statistics.median(item[1])):
                 ratio = statistics.median(n / u for n, u in zip(times.get("NCCL", us), us))
                 op, dtype, nbytes, zeros, graph = CASES[number]
                 records.append({"op": "torch-" + op, "dtype": dtype, "bytes": nbytes, "live": 1 - zeros, "graph": graph,
                                 "ranks": options.ranks, "variant": way, "median_us": statistics.median(us),
-                                "p10_us": quantile(us, 0.1), "p99_us": quantile(us, 0.99), "ratio": ratio})
-                print("    %-24s %9.1f (%.1f..%.1f)  %.2f" % (way, statistics.median(us), quantile(us, 0.1),
-                                                           quantile(us, 0.99), ratio))
+                                "p10_us": quantile(us, 0.1), "p99_us": quantile(us, 0.99), "ratio": ratio,
+                                "host_us": statistics.median(host[way])})
+                print("    %-24s %9.1f (%.1f..%.1f)  %.2f  host %.1f" %
+                      (way, statistics.median(us), quantile(us, 0.1), quantile(us, 0.99), ratio, statistics.median(host[way])))
             for way, why in failed.items():
                 print("    %-24s failed: %s" % (way, why))
         for ranks in sets.values():
