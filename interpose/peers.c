@@ -45,6 +45,7 @@ static void count_in(struct lc_peers *peers, bool in)
 #define EXCHANGE_CTAS_MOST 64 /* of one between GPUs */
 /* For one of the shape's: one in each leg of reductions, two for exchanges. Two ranks have as many again for these. */
 #define SLOTS_EACH 4
+#define LINES      ((uint32_t)64 << 10)
 
 static bool reserve(const struct lc_peers_facts *facts, size_t bytes)
 {
@@ -66,7 +67,7 @@ static struct lk_ring_shape shape_for(const struct lc_peers *peers)
 {
     struct lk_ring_shape shape = { .ranks = (uint32_t)peers->facts.ranks,
                                    .channels = 64,
-                                   .line_bytes = LK_LINES_MAX };
+                                   .line_bytes = LINES };
     size_t slots;
 
     if (peers->facts.kernels > 1) /* there are exchanges */

@@ -15,8 +15,10 @@ namespace
 
 /* Of the shapes that were measured on an H200 the fastest with 32 CTAs and with 16 (perf/results). */
 using roles = warp_roles<7, 17, 4>;
-constexpr uint32_t line_threads =
-    128; /* between two H200 8 and 64 KB take 3.0 and 3.5 us, with 512 3.4 and 3.8 */
+
+/* Threads of a CTA of a one-shot call: between two H200 8 and 64 KB take 3.0 and 3.5 us with 128, 3.4 and 3.8 with 512. So
+ * there are more only where there is not one for each pack, and a thread has several packs only where there are no more. */
+constexpr uint32_t line_threads = 128, line_threads_most = 512, lines_ahead = 4;
 
 static_assert(roles::residents == 1, "co-residency is planned with a multiprocessor for each CTA");
 static_assert(sizeof(ring_args<LK_RING_SMALL>) <= 1024, "small size class");
@@ -34,11 +36,11 @@ __global__ void __launch_bounds__(roles::threads, roles::residents)
     run_cta<V, roles>(args, pipelines, blockIdx.x, gridDim.x);
 }
 
-template <class V, unsigned N>
-__global__ void __launch_bounds__(line_threads, 2)
+template <class V, unsigned N, uint32_t Ahead>
+__global__ void __launch_bounds__(line_threads_most, 1)
     lk_lines_kernel(const __grid_constant__ ring_args<N> args)
 {
-    run_lines<V>(args, blockIdx.x, gridDim.x, blockDim.x);
+    run_lines<V, Ahead>(args, blockIdx.x, gridDim.x, blockDim.x);
 }
 
 /* Two size classes: each is a kernel of its own, and they take long to compile. */
@@ -52,10 +54,15 @@ template <class V> kernel_set two_shot()
              reinterpret_cast<const void *>(lk_rings_kernel<V, LK_RING_MAX>) };
 }
 
-template <class V> kernel_set one_shot()
+template <class V, uint32_t Ahead> kernel_set one_shot_of()
 {
-    return { reinterpret_cast<const void *>(lk_lines_kernel<V, LK_RING_SMALL>),
-             reinterpret_cast<const void *>(lk_lines_kernel<V, LK_RING_MAX>) };
+    return { reinterpret_cast<const void *>(lk_lines_kernel<V, LK_RING_SMALL, Ahead>),
+             reinterpret_cast<const void *>(lk_lines_kernel<V, LK_RING_MAX, Ahead>) };
+}
+
+template <class V> kernel_set one_shot(bool ahead)
+{
+    return ahead ? one_shot_of<V, lines_ahead>() : one_shot_of<V, 1>();
 }
 
 enum kind {
@@ -74,17 +81,43 @@ kind kind_of(const lk_ring_head &h)
     return h.rounding == LK_STOCHASTIC ? NARROWED_STOCHASTIC : NARROWED;
 }
 
+enum form {
+    TWO_SHOT,
+    LINES,
+    LINES_AHEAD, /* a thread has several packs under way */
+    FORMS,
+};
+
 /* Nothing narrows in a one-shot call. */
-kernel_set find_set(kind k, bool lines)
+kernel_set find_set(kind k, form f)
 {
+    bool lines = f != TWO_SHOT, ahead = f == LINES_AHEAD;
+
     switch (k) {
-    case FP32: return lines ? one_shot<value_fp32>() : two_shot<value_fp32>();
-    case BF16: return lines ? one_shot<value_16<false>>() : two_shot<value_16<false>>();
-    case FP16: return lines ? one_shot<value_16<true>>() : two_shot<value_16<true>>();
+    case FP32: return lines ? one_shot<value_fp32>(ahead) : two_shot<value_fp32>();
+    case BF16: return lines ? one_shot<value_16<false>>(ahead) : two_shot<value_16<false>>();
+    case FP16: return lines ? one_shot<value_16<true>>(ahead) : two_shot<value_16<true>>();
     case NARROWED: return lines ? kernel_set{} : two_shot<value_fp32_bf16<false>>();
     case NARROWED_STOCHASTIC: return lines ? kernel_set{} : two_shot<value_fp32_bf16<true>>();
     default: return {};
     }
+}
+
+uint32_t whole_warps(uint32_t threads)
+{
+    return (threads + 31) / 32 * 32;
+}
+
+/* Fewer threads begin and meet sooner. */
+uint32_t threads_of_lines(const lk_ring_head &head)
+{
+    uint32_t each = (head.packs + head.ctas - 1) / head.ctas;
+
+    if (head.packs < line_threads)
+        return whole_warps(head.packs);
+    return each <= line_threads       ? line_threads
+           : each < line_threads_most ? whole_warps(each)
+                                      : line_threads_most;
 }
 
 } // namespace
@@ -109,14 +142,19 @@ static const lk_ring_kernel *find_other(const lk_ring_head &head)
 static lk_ring_kernel find_kernel(const lk_ring_head &head)
 {
     bool one = head.work == LK_WORK_LINES;
-    kernel_set set = find_set(kind_of(head), one);
+    uint32_t threads = one ? threads_of_lines(head) : roles::threads;
+    form f = !one ? TWO_SHOT : head.packs > head.ctas * threads ? LINES_AHEAD : LINES;
+    kernel_set set = find_set(kind_of(head), f);
     const lk_ring_kernel *other = find_other(head);
     lk_ring_kernel found = {};
 
-    if (other)
-        return *other;
+    if (other) {
+        found = *other;
+        found.threads = one && head.packs < found.threads ? whole_warps(head.packs) : found.threads;
+        return found;
+    }
     found.kernel = head.n <= LK_RING_SMALL ? set.small : set.large;
-    found.threads = one ? line_threads : roles::threads;
+    found.threads = threads;
     return found;
 }
 
@@ -127,9 +165,6 @@ extern "C" int lk_run_rings(const lk_ring_launch *launch, void *stream)
     lk_ring_kernel kernel = find_kernel(head);
     uint32_t useful = (head.packs + kernel.threads - 1) / kernel.threads;
 
-    /* Fewer threads begin and meet sooner. */
-    if (one && head.packs < kernel.threads)
-        kernel.threads = (head.packs + 31) / 32 * 32;
     return lk_launch_kernel(kernel, one && useful < head.ctas ? useful : head.ctas, 0, launch,
                             stream);
 }
@@ -137,8 +172,8 @@ extern "C" int lk_run_rings(const lk_ring_launch *launch, void *stream)
 extern "C" int lk_load_rings(void)
 {
     for (int k = FP32; k < KINDS; k++) {
-        for (bool lines : { false, true }) {
-            kernel_set set = find_set(static_cast<kind>(k), lines);
+        for (int f = TWO_SHOT; f < FORMS; f++) {
+            kernel_set set = find_set(static_cast<kind>(k), static_cast<form>(f));
 
             for (const void *kernel : { set.small, set.large }) {
                 cudaFuncAttributes attributes;

@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(R::threads, 1)
                         blockIdx.x, gridDim.x, memory, there);
 }
 
-template <uint32_t Threads, bool Early>
+template <uint32_t Threads, uint32_t Ahead, bool Early>
 __global__ void __launch_bounds__(Threads)
     lk_variant_lines_kernel(const __grid_constant__ ring_args<LK_RING_SMALL> args)
 {
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(Threads)
         asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
     }
 #endif
-    run_lines<value_fp32>(args, blockIdx.x, gridDim.x, blockDim.x);
+    run_lines<value_fp32, Ahead>(args, blockIdx.x, gridDim.x, blockDim.x);
 }
 
 template <class V, class R> lk_ring_kernel sums()
@@ -64,10 +64,16 @@ template <class R> lk_ring_kernel exchanges()
              0, 0 };
 }
 
-template <uint32_t Threads, bool Early> lk_ring_kernel lines_of()
+/* Threads of a CTA, and packs of a thread that are under way. */
+template <uint32_t Threads, uint32_t Ahead, bool Early = false>
+lk_variant only_lines(const char *name)
 {
-    return { reinterpret_cast<const void *>(lk_variant_lines_kernel<Threads, Early>), Threads, 0,
-             Early, 0 };
+    lk_variant v = { name, {}, {}, {}, {}, {} };
+
+    v.lines.kernel = reinterpret_cast<const void *>(lk_variant_lines_kernel<Threads, Ahead, Early>);
+    v.lines.threads = Threads;
+    v.lines.early = Early;
+    return v;
 }
 
 template <class R> lk_variant all_sums(const char *name)
@@ -111,10 +117,13 @@ using copying = exchange_warps<15, Path::publish_apart ? 12 : 13, 1, Path, 24>;
 const lk_variant variants[] = {
 #if LK_GROUP == 0
     sums_and_exchanges<roles<plain_path>, moving<plain_path>>("plain stores"),
-    {"one-shot, 256 threads",         {}, {}, {}, {}, lines_of<256, false>()},
-    { "one-shot, 512 threads",        {}, {}, {}, {}, lines_of<512, false>()},
-    { "one-shot, early",              {}, {}, {}, {}, lines_of<512, true>() },
-    { "one-shot, early, 128 threads", {}, {}, {}, {}, lines_of<128, true>() },
+    only_lines<128, 1>("one-shot, 128 threads, 1 pack"),
+    only_lines<512, 1>("one-shot, 512 threads, 1 pack"),
+    only_lines<128, 4>("one-shot, 128 threads, 4 packs"),
+    only_lines<512, 2>("one-shot, 512 threads, 2 packs"),
+    only_lines<512, 4>("one-shot, 512 threads, 4 packs"),
+    only_lines<256, 8>("one-shot, 256 threads, 8 packs"),
+    only_lines<512, 4, true>("one-shot, 512 threads, 4 packs, early"),
 #elif LK_GROUP == 1
     sums_and_exchanges<roles<apart_path>, moving<apart_path>>("plain, publishers apart"),
     same_domain(sums_and_exchanges<roles<plain_path>, moving<plain_path>>("plain, same domain")),

@@ -14,6 +14,12 @@ static uint64_t *lines_at(const struct lk_cta *cta, const void *segment, uint64_
                       lk_lines_offset(&cta->head->rings.shape, (uint32_t)(number & 1), src));
 }
 
+/* Of a span: line i has word i of its data. */
+static uint64_t *line_of(uint64_t *lines, struct lk_span span, uint32_t i)
+{
+    return lines + lk_short_line(span.first + i / PACK_LINES, i % PACK_LINES) / sizeof(*lines);
+}
+
 /* Sends what is in cta->wire, or (data NULL) lines that only carry the flag. */
 static void send_lines(struct lk_cta *cta, struct lk_span span, uint64_t number,
                        const uint8_t *data)
@@ -23,15 +29,14 @@ static void send_lines(struct lk_cta *cta, struct lk_span span, uint64_t number,
 
     for (uint32_t i = 1; i < rings->shape.ranks; i++) {
         uint32_t peer = (rings->rank + i) % rings->shape.ranks;
-        uint64_t *lines = lines_at(cta, rings->segments[peer], number, rings->rank) +
-                          (size_t)span.first * PACK_LINES;
+        uint64_t *lines = lines_at(cta, rings->segments[peer], number, rings->rank);
 
         for (uint32_t line = 0; line < count; line++) {
             uint32_t value = 0;
 
             if (data)
                 memcpy(&value, data + (size_t)line * 4, sizeof(value));
-            lk_word_store(lines + line, (uint64_t)(uint32_t)number << 32 | value);
+            lk_word_store(line_of(lines, span, line), (uint64_t)(uint32_t)number << 32 | value);
         }
         cta->counts.bytes_sent += count * sizeof(*lines);
         lk_bell_ring(cta->head, peer);
@@ -65,8 +70,7 @@ static bool add_lines(struct lk_cta *cta, struct lk_span span, uint64_t number)
 
     lk_span_round(cta, span, 0);
     for (uint32_t rank = 0; rank < rings->shape.ranks; rank++) {
-        const uint64_t *lines = lines_at(cta, rings->segments[rings->rank], number, rank) +
-                                (size_t)span.first * PACK_LINES;
+        uint64_t *lines = lines_at(cta, rings->segments[rings->rank], number, rank);
 
         if (rank == rings->rank) {
             lk_span_add(cta, span, cta->wire, rank > 0);
@@ -75,7 +79,7 @@ static bool add_lines(struct lk_cta *cta, struct lk_span span, uint64_t number)
         for (uint32_t line = 0; line < span.packs * PACK_LINES; line++) {
             uint32_t value;
 
-            if (!wait_line(cta, lines + line, number, &value))
+            if (!wait_line(cta, line_of(lines, span, line), number, &value))
                 return false;
             memcpy(cta->in + (size_t)line * 4, &value, sizeof(value));
         }

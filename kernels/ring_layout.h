@@ -60,7 +60,7 @@ LK_INLINE size_t lk_credit_offset(const struct lk_ring_shape *s, uint32_t leg, u
 }
 
 /* Lines that `src` sends to the owner in calls of one parity: 8 bytes for every 4 of data, which are the low half; the
- * high half is the call's number (lk_next_lines). */
+ * high half is the call's number (lk_next_lines). Packs of a call lie in it as in slots of messages (lk_short_line). */
 LK_INLINE size_t lk_lines_offset(const struct lk_ring_shape *s, uint32_t parity, uint32_t src)
 {
     return LK_HEADER_BYTES + 2 * lk_units(s) * LK_WORD_BLOCK +
@@ -96,7 +96,7 @@ LK_INLINE size_t lk_short_offset(const struct lk_ring_shape *s, uint32_t src, ui
            (unit * LK_SHORT_SLOTS + slot) * 2 * LK_SHORT_GRANULES * LK_GRANULE;
 }
 
-/* Where in such a slot the line of the 4-byte word `word` of a pack lies: the lines of the first halves of a granule's
+/* Where in such a slot, or in the lines of a one-shot call, the line of the 4-byte word `word` of a pack lies: the lines of the first halves of a granule's
  * packs together, then those of the second, so that what the lanes of a warp store at once is in one piece. */
 LK_INLINE uint32_t lk_short_line(uint32_t pack, uint32_t word)
 {

@@ -54,13 +54,13 @@ extern "C" {
 #define LK_SLOTS_MAX     16u
 #define LK_SLOT_BYTES    16384u
 #define LK_GRANULE       512u
-#define LK_LINES_MAX     ((size_t)64 << 10) /* most bytes of data of a one-shot call */
+#define LK_LINES_MAX     ((size_t)1 << 20) /* most bytes of data of a one-shot call */
 #define LK_SHORT_MAX     ((size_t)8 << 20)
 #define LK_SLOT_GRANULES (LK_SLOT_BYTES / LK_GRANULE)
 
 /* Equal on all ranks. ranks 2 .. LK_RANKS_MAX (CUDA: LK_DEVICE_RANKS), channels 1 .. LK_CHANNELS_MAX, slots
- * 1 .. LK_SLOTS_MAX. line_bytes: data of the largest one-shot call, a multiple of 16 up to LK_LINES_MAX; 0: no such
- * calls. short_bytes: of the largest message of an exchange that travels in lines, which costs less time but twice the
+ * 1 .. LK_SLOTS_MAX. line_bytes: data of the largest one-shot call, a multiple of LK_GRANULE up to LK_LINES_MAX; 0: no
+ * such calls. short_bytes: of the largest message of an exchange that travels in lines, which costs less time but twice the
  * bytes, with zeros or not; up to LK_SHORT_MAX; 0: none does. */
 struct lk_ring_shape {
     uint32_t ranks;

@@ -16,7 +16,7 @@ static bool good_shape(const struct lk_ring_shape *s)
 {
     return s->ranks >= 2 && s->ranks <= lk_backend_ranks && s->channels >= 1 &&
            s->channels <= LK_CHANNELS_MAX && s->slots >= 1 && s->slots <= LK_SLOTS_MAX &&
-           s->line_bytes <= LK_LINES_MAX && s->line_bytes % LK_PACK_BYTES == 0 &&
+           s->line_bytes <= LK_LINES_MAX && s->line_bytes % LK_GRANULE == 0 &&
            s->short_bytes <= LK_SHORT_MAX;
 }
 

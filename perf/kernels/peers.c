@@ -60,6 +60,15 @@ static const struct bench_case cases[] = {
     { "all-to-all 1 MB",              1 * MB, LK_FP32, LK_FP32, LK_KIND_EXCHANGE, 0 },
     { "all-to-all 256 KB",       256 << 10,   LK_FP32, LK_FP32, LK_KIND_EXCHANGE, 0 },
     { "all-to-all 64 KB",         64 << 10,   LK_FP32, LK_FP32, LK_KIND_EXCHANGE, 0 },
+    { "one-shot 128 KB",         128 << 10,   LK_FP32, LK_FP32, LK_KIND_LINES,    0 },
+    { "one-shot 256 KB",         256 << 10,   LK_FP32, LK_FP32, LK_KIND_LINES,    0 },
+    { "one-shot 512 KB",         512 << 10,   LK_FP32, LK_FP32, LK_KIND_LINES,    0 },
+    { "one-shot 1 MB",             1 * MB,    LK_FP32, LK_FP32, LK_KIND_LINES,    0 },
+    { "fp32 256 KB",             256 << 10,   LK_FP32, LK_FP32, LK_KIND_FP32,     0 },
+    { "fp32 1 MB",                 1 * MB,    LK_FP32, LK_FP32, LK_KIND_FP32,     0 },
+    { "fp32 2 MB",                 2 * MB,    LK_FP32, LK_FP32, LK_KIND_FP32,     0 },
+    { "fp32 4 MB, bf16 wire",      4 * MB,    LK_FP32, LK_BF16, LK_KIND_NARROWED, 0 },
+    { "bf16 16 MB",               16 * MB,    LK_BF16, LK_BF16, LK_KIND_BF16,     0 },
 };
 /* clang-format on */
 #define CASES ((int)(sizeof(cases) / sizeof(*cases)))

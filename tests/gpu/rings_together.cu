@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(roles::threads, roles::residents)
     if (args.head.work != LK_WORK_LINES)
         run_cta<V, roles>(args, pipelines, blockIdx.x, args.head.ctas);
     else if constexpr (sizeof(typename V::element) * V::pack == LK_PACK_BYTES)
-        run_lines<V>(args, blockIdx.x, args.head.ctas, blockDim.x);
+        run_lines<V, 4>(args, blockIdx.x, args.head.ctas, blockDim.x);
 }
 
 using kernel = void (*)(const every_launch *launches);

@@ -16,6 +16,9 @@ struct ring_world {
     uint32_t too_few[LK_RANKS_MAX];
 };
 
+/* Bytes of lines that most worlds have. */
+#define LINES ((uint32_t)64 << 10)
+
 struct ring_rank {
     struct ring_world *world;
     struct lk_rings rings;

@@ -57,7 +57,7 @@ static void run_series(struct series series, uint32_t ranks, uint32_t channels, 
     struct timespec begin, end;
 
     clock_gettime(CLOCK_MONOTONIC, &begin);
-    ring_world_init(&world, ranks, channels, slots, LK_LINES_MAX);
+    ring_world_init(&world, ranks, channels, slots, LINES);
     run_ranks(&world, play_series, &series);
     ring_world_fini(&world);
     clock_gettime(CLOCK_MONOTONIC, &end);

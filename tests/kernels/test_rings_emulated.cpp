@@ -281,7 +281,8 @@ template <class V> void run_thread(cta *c, const lk_ring_launch &l, uint32_t num
 
     if (l.head.work == LK_WORK_LINES) {
         if constexpr (sizeof(typename V::element) * V::pack == LK_PACK_BYTES)
-            run_lines<V>(args, number, ctas, line_threads);
+            c->shape ? run_lines<V, 3>(args, number, ctas, line_threads)
+                     : run_lines<V, 1>(args, number, ctas, line_threads);
         else
             emulation::fail("lines do not narrow");
     } else if (c->shape == 0) {

@@ -111,7 +111,7 @@ static void stale_flags_do_not_come_back(void)
     uint64_t begin = (7ULL << 32) + (5 << 24); /* the first large call is the 5th after it */
     uint64_t few = 9, many = 2000;
 
-    ring_world_init(&world, 3, 1, 1, LK_LINES_MAX);
+    ring_world_init(&world, 3, 1, 1, LINES);
     ring_pretend(&world, 0, begin);
     leave_stale_lines(&world, begin + 5);
     CHECK(is_stale(&world, begin + 5));
@@ -210,7 +210,7 @@ static void an_abort_ends_waiting(enum ring_op op, bool before)
     memset(&waiter, 0, sizeof(waiter));
     waiter.op = op;
     waiter.missing = 2;
-    ring_world_init(&waiter.world, 3, 4, 1, LK_LINES_MAX);
+    ring_world_init(&waiter.world, 3, 4, 1, LINES);
     if (before)
         waiter.world.abort = 1;
     CHECK(pthread_create(&id, NULL, waiter_main, &waiter) == 0);
@@ -237,7 +237,7 @@ static void an_abort_at_any_point_ends_all(void)
         memset(&waiter, 0, sizeof(waiter));
         waiter.op = (enum ring_op)(turn % RING_OPS);
         waiter.missing = 3;
-        ring_world_init(&waiter.world, 3, 4, 1, LK_LINES_MAX);
+        ring_world_init(&waiter.world, 3, 4, 1, LINES);
         CHECK(pthread_create(&id, NULL, waiter_main, &waiter) == 0);
         nanosleep(&pause, NULL);
         __atomic_store_n(&waiter.world.abort, 1, __ATOMIC_RELEASE);
@@ -258,7 +258,7 @@ static struct lk_ring_counts counts_of(struct ring_call *call)
     struct ring_world world;
     struct lk_ring_counts counts;
 
-    ring_world_init(&world, 2, 2, 2, LK_LINES_MAX);
+    ring_world_init(&world, 2, 2, 2, LINES);
     ring_threads(&world, play_one, call);
     memcpy(&counts, world.states[1], sizeof(counts));
     ring_world_fini(&world);
@@ -378,15 +378,15 @@ static void only_segments_are_mapped(void)
 static void shapes_have_bounds(void)
 {
     static const struct lk_ring_shape bad[] = {
-        {1,                 1,                   1,                0,                 0               },
-        { LK_RANKS_MAX + 1, 1,                   1,                0,                 0               },
-        { 2,                0,                   1,                0,                 0               },
-        { 2,                LK_CHANNELS_MAX + 1, 1,                0,                 0               },
-        { 2,                1,                   0,                0,                 0               },
-        { 2,                1,                   LK_SLOTS_MAX + 1, 0,                 0               },
-        { 2,                1,                   1,                8,                 0               },
-        { 2,                1,                   1,                LK_LINES_MAX + 16, 0               },
-        { 2,                1,                   1,                0,                 LK_SHORT_MAX + 1},
+        {1,                 1,                   1,                0,                         0               },
+        { LK_RANKS_MAX + 1, 1,                   1,                0,                         0               },
+        { 2,                0,                   1,                0,                         0               },
+        { 2,                LK_CHANNELS_MAX + 1, 1,                0,                         0               },
+        { 2,                1,                   0,                0,                         0               },
+        { 2,                1,                   LK_SLOTS_MAX + 1, 0,                         0               },
+        { 2,                1,                   1,                LK_GRANULE - 16,           0               },
+        { 2,                1,                   1,                LK_LINES_MAX + LK_GRANULE, 0               },
+        { 2,                1,                   1,                0,                         LK_SHORT_MAX + 1},
     };
     struct lk_ring_shape most = { LK_RANKS_MAX, LK_CHANNELS_MAX, LK_SLOTS_MAX, LK_LINES_MAX,
                                   LK_SHORT_MAX };
@@ -402,14 +402,14 @@ static void bad_arguments_are_refused(void)
 {
     struct ring_world world;
     struct ring_rank me;
-    float data[64] = { 0 };
+    float data[160] = { 0 };
     struct lk_scale pre = { 1, LK_FP32, (const char *)data + 2 };
     struct lk_rng odd = { 0, 0, (const uint64_t *)(const void *)((const char *)data + 4) };
-    struct lk_buffers list = { data, data, 16 }, skewed = { (char *)data + 2, data, 4 };
+    struct lk_buffers list = { data, data, 130 }, skewed = { (char *)data + 2, data, 4 };
     struct lk_buffers nowhere = { data, NULL, 4 }, endless = { data, data, UINT64_MAX / 2 };
     struct lk_reduction how = { LK_FP32, LK_FP32, NULL, 1, LK_NEAREST, NULL }, bad = how;
 
-    ring_world_init(&world, 2, 2, 1, 32);
+    ring_world_init(&world, 2, 2, 1, 512);
     ring_rank_init(&me, &world, 0);
 #define REFUSED(...) CHECK(lk_rings_all_reduce(__VA_ARGS__, NULL) == -EINVAL)
     REFUSED(&me.rings, &how, &list, 1, 0);
@@ -429,7 +429,7 @@ static void bad_arguments_are_refused(void)
     bad = how;
     bad.pre = &pre;
     REFUSED(&me.rings, &bad, &list, 1, 1);
-    CHECK(lk_lines_bytes(&how, &list, 1) == 64);
+    CHECK(lk_lines_bytes(&how, &list, 1) == 528);
     CHECK(lk_lines_all_reduce(&me.rings, &how, &list, 1, 1, NULL) == -EINVAL); /* too long */
     bad = how;
     bad.wire = LK_BF16;
