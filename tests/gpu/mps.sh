@@ -12,6 +12,11 @@ shift
 
 gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU') || true
 daemon=$(PATH=$PATH:/usr/local/nvidia/bin command -v nvidia-cuda-mps-control || true)
+# Which of them are the job's.
+if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then
+    visible=$(tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c .)
+    [ "$visible" -ge "$gpus" ] || gpus=$visible
+fi
 if [ -n "${CUDA_MPS_PIPE_DIRECTORY:-}" ] || [ "$gpus" -eq 0 ] || [ "$gpus" -ge "$ranks" ]; then
     exec "$@"
 fi
