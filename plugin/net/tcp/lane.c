@@ -11,8 +11,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define READ_MAX       ((size_t)1 << 20)       /* of one readv: bounds the time of a call */
-#define PLACES         16                      /* likewise */
+#define READ_MAX       ((size_t)1 << 20) /* of one readv: bounds the time of a call */
+#define PLACES         16                /* likewise */
+#define GATHER         ((size_t)1024)    /* copying so little costs less than a list of places */
 #define PROBE_AFTER_NS ((int64_t)20 * 1000000) /* a sender that is there comes back sooner */
 
 void lane_init(struct lane *lane, struct conn *conn, int index)
@@ -306,6 +307,19 @@ int lane_parse(struct lane *lane)
     return 0;
 }
 
+/* Who waits asks all the time, for one place as a rule: that the system does without a list of them costs it less. */
+static ssize_t receive(int fd, struct iovec *iov, int n)
+{
+    struct msghdr msg = { .msg_iov = iov, .msg_iovlen = (size_t)n };
+    ssize_t got;
+
+    do {
+        got = n == 1 ? recv(fd, iov->iov_base, iov->iov_len, MSG_DONTWAIT)
+                     : recvmsg(fd, &msg, MSG_DONTWAIT);
+    } while (got < 0 && errno == EINTR);
+    return got;
+}
+
 /* 1: something was read, 0: nothing there, -1: the lane is broken. */
 static int read_some(struct lane *lane)
 {
@@ -325,9 +339,7 @@ static int read_some(struct lane *lane)
     if (whole)
         iov[n++] = (struct iovec){ lane->in + lane->in_end,
                                    direct ? 512 : sizeof(lane->in) - lane->in_end };
-    do {
-        got = readv(lane->fd, iov, n);
-    } while (got < 0 && errno == EINTR);
+    got = receive(lane->fd, iov, n);
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
         return 0;
     if (got <= 0) {
@@ -385,10 +397,30 @@ static void watch(struct lane *lane, bool more)
         pool_look(lane);
 }
 
+/* All that is left of the batch; a short one as a piece. */
+static ssize_t transmit(struct lane *lane)
+{
+    struct iovec *iov = lane->iov + lane->iov_at;
+    struct msghdr msg = { .msg_iov = iov, .msg_iovlen = (size_t)(lane->iov_n - lane->iov_at) };
+    char bytes[GATHER];
+    size_t n = 0;
+    ssize_t put;
+
+    for (size_t i = 0; i < msg.msg_iovlen && n <= GATHER; i++) {
+        n += iov[i].iov_len;
+        if (n <= GATHER)
+            memcpy(bytes + n - iov[i].iov_len, iov[i].iov_base, iov[i].iov_len);
+    }
+    do {
+        put = n <= GATHER ? send(lane->fd, bytes, n, MSG_NOSIGNAL | MSG_DONTWAIT)
+                          : sendmsg(lane->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+    } while (put < 0 && errno == EINTR);
+    return put;
+}
+
 /* 1: something was written, 0: nothing to write or no room, -1: the lane is broken. */
 static int write_some(struct lane *lane)
 {
-    struct msghdr msg = { 0 };
     ssize_t put;
 
     if (lane->iov_n == 0 && lane->rests && atomic_load(&lane->conn->changes) == lane->seen)
@@ -402,12 +434,8 @@ static int write_some(struct lane *lane)
     }
     if (lane->iov_n == 0)
         return 0;
-    msg.msg_iov = lane->iov + lane->iov_at;
-    msg.msg_iovlen = (size_t)(lane->iov_n - lane->iov_at);
     atomic_store(&lane->reading, lane->oldest); /* also for the rest of a batch */
-    do {
-        put = sendmsg(lane->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
-    } while (put < 0 && errno == EINTR);
+    put = transmit(lane);
     atomic_store(&lane->reading, UINT64_MAX);
     if (put < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS))
         return 0;
