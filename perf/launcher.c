@@ -527,11 +527,14 @@ int lc_bench_set_open(const struct lc_bench_options *options, enum lc_bench_vari
     const struct lc_bench_request init = { .ranks = ranks, .measures = options->measures };
     int count = boot->size > 1 ? 1 : ranks;
     int local_ranks = boot->size > 1 ? boot->local_size : ranks;
+    char ranks_text[16];
     int err = 0;
 
     set.children = calloc((size_t)count, sizeof(*set.children));
     if (!set.children)
         return -ENOMEM;
+    (void)snprintf(ranks_text, sizeof(ranks_text), "%d", local_ranks);
+    setenv("LOCAL_WORLD_SIZE", ranks_text, 0); /* as torchrun does */
     while (set.count < count && !err) {
         err = start_child(variant == LC_BENCH_OURS ? options : NULL, local_ranks > machine->gpus,
                           set.name, set.first + set.count, &set.children[set.count]);

@@ -83,8 +83,21 @@ static void expect(int dev, const char *pairs, const char *first, ...)
     CHECK(strcmp(got, pairs) == 0);
 }
 
+static void ranks_share_the_processors_they_are_not_bound_to(void)
+{
+    CHECK(engine_share(16, 16, 1) == 16);
+    CHECK(engine_share(16, 16, 8) == 2);
+    CHECK(engine_share(12, 96, 8) == 12); /* bound to its own */
+    CHECK(engine_share(48, 96, 8) == 12); /* to half of the machine, as half of them are */
+    CHECK(engine_share(16, 32, 2) == 16);
+    CHECK(engine_share(16, 32, 4) == 8);
+    CHECK(engine_share(2, 2, 8) == 1);
+    CHECK(engine_share(1, 96, 128) == 1);
+}
+
 int main(void)
 {
+    ranks_share_the_processors_they_are_not_bound_to();
     have("10.99.1.1", "10.99.2.1", "10.99.3.1", NULL);
     /* By network, in whatever order they come. */
     expect(0, "0-10.99.1.9 1-10.99.2.9", "10.99.1.9", "10.99.2.9", NULL);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What the process has once: settings, devices, threads, the list of connections. */
+#include "common/config.h"
 #include "common/deadline.h"
 #include "common/log.h"
 #include "plugin/net/settings.h"
@@ -39,12 +40,41 @@ void lock_init(pthread_mutex_t *lock)
 
 /* ---- settings ---- */
 
+/* As launchers say; 1: nobody has said. */
+static int ranks_of_machine(void)
+{
+    static const char *const names[] = { "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE",
+                                         "MPI_LOCALNRANKS" };
+    int ranks = 1;
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {
+        const char *text = lc_environment_get(names[i]);
+        char *end = NULL;
+        long n = text ? strtol(text, &end, 10) : 0;
+
+        if (text && end != text && !*end && n > ranks && n <= 4096)
+            ranks = (int)n;
+    }
+    return ranks;
+}
+
+int engine_share(int mine, int all, int ranks)
+{
+    if ((long)mine * ranks <= all)
+        return mine;
+    all /= ranks;
+    return all < 1 ? 1 : all < mine ? all : mine;
+}
+
 static int allowed_processors(void)
 {
+    long all = sysconf(_SC_NPROCESSORS_ONLN);
     cpu_set_t set;
 
     /* More processors than the set holds: plenty. */
-    return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 64;
+    if (sched_getaffinity(0, sizeof(set), &set) != 0)
+        return 64;
+    return engine_share(CPU_COUNT(&set), (int)all, ranks_of_machine());
 }
 
 static int choose(size_t wanted, int automatic, int most)
@@ -59,7 +89,7 @@ static void read_settings(void)
     const struct lc_config *config = lc_net_settings();
     int processors = allowed_processors();
     int sockets = processors >= 8 ? 5 : processors >= 4 ? 3 : 2;
-    int threads = processors * 3 / 8;
+    int threads = (processors * 3 + 4) / 8;
 
     engine.sockets = choose(config->net_sockets, sockets, LC_TCP_LANES);
     engine.rails = choose(config->net_rails, 1, LC_TCP_RAILS);

@@ -323,6 +323,9 @@ extern struct engine engine;
 /* engine.c */
 void lock_init(pthread_mutex_t *lock); /* one that is held for a few instructions */
 int engine_configure(void);
+/* Of the processors that this rank may use, of all, with so many ranks on the machine: how many it has as its own. Ranks that
+ * each have as many threads as there are processors are in each other's way. One that is bound to some of its own has those. */
+int engine_share(int mine, int all, int ranks);
 int engine_hold(void);
 void engine_drop(void);
 void engine_wake(void);
