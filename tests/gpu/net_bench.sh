@@ -113,16 +113,16 @@ at_best() {
 
 # What the plugin does with other numbers of its own; NCCL's side is the plugin as it comes.
 own() {
-    local ranks=$1 settings=$2 setting
-    shift 2
+    local ranks=$1 settings=$2 sizes=$3 setting
+    shift 3
     for setting in "$@"; do
-        row "own-$ranks-$setting" 4 "$plugin $settings" "${setting//,/ }" allreduce --ranks "$ranks" --sizes 1m,16m
+        row "own-$ranks-$setting" 4 "$plugin $settings" "${setting//,/ }" allreduce --ranks "$ranks" --sizes "$sizes"
     done
 }
 
 eight="allreduce --ranks 8 --sizes 1m,16m,64m"
 as_it_comes allreduce-8 8 "" $eight
-own 8 "" LOONGCOMM_NET_THREADS=1 LOONGCOMM_NET_THREADS=2 LOONGCOMM_NET_THREADS=1,LOONGCOMM_NET_SOCKETS=1
+own 8 "" 1m,16m LOONGCOMM_NET_THREADS=1 LOONGCOMM_NET_THREADS=2 LOONGCOMM_NET_THREADS=1,LOONGCOMM_NET_SOCKETS=1
 best 8 "" 1:1 1:2
 at_best allreduce-8 8 "" $eight
 best8=$best
@@ -132,7 +132,8 @@ as_it_comes allreduce-4 4 "$four" allreduce --ranks 4 --sizes 1m,16m
 best4=$best
 best="$sockets $two NCCL_SOCKET_NTHREADS=2 NCCL_NSOCKS_PERTHREAD=1" # as was measured twice (perf/results)
 at_best zeros-2 3 "$two" alltoall --ranks 2 --sizes 64m --live 0.25
-at_best small-2 4 "$two" allreduce --ranks 2 --sizes 8,64k,256k
+at_best small-2 4 "$two" allreduce --ranks 2 --sizes 8,16k,64k,256k
+own 2 "$two" 64k,256k LOONGCOMM_NET_COPY=0 LOONGCOMM_NET_COPY=16k
 best2=$best best=$best8
 as_it_comes alltoall-8 5 "" alltoall --ranks 8 --sizes 1m,32m
 at_best alltoall-8 5 "" alltoall --ranks 8 --sizes 1m,32m

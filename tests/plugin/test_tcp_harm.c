@@ -165,6 +165,55 @@ static void lost_short_messages_need_no_call(void)
     pair_close(&pair);
 }
 
+/* Where one connection alone sends, messages that are not so short are over, too, when they have gone. What is sent again is
+ * what they were then. */
+static void lost_copied_messages_are_what_they_were(void)
+{
+    enum {
+        BEFORE = 6,                     /* that nothing else is sent is known after some */
+        SIZE = LC_TCP_EARLY_MAX + 3000, /* in one piece */
+    };
+    struct pair pair = pair_open(ctx, 0);
+    struct lane *lane = &((struct conn *)pair.recv)->lanes[0];
+    struct lc_net_request *recvs[LC_TCP_KEPT];
+    static unsigned char from[SIZE];
+    static unsigned char to[LC_TCP_KEPT][SIZE];
+
+    for (int i = 0; i < BEFORE; i++)
+        pair_send(&pair, from, SIZE, to[0], SIZE);
+    wait_until_up(&pair);
+    for (int i = 0; i < LC_TCP_KEPT; i++) {
+        void *at = to[i];
+        size_t room = SIZE;
+        int tag = 0;
+
+        CHECK(lc_net_tcp.irecv(pair.recv, 1, &at, &room, &tag, NULL, &recvs[i]) == 0 && recvs[i]);
+    }
+    pthread_mutex_lock(&lane->io); /* nobody reads, nobody confirms */
+    for (int i = 0; i < LC_TCP_KEPT; i++) {
+        struct lc_net_request *send;
+        bool lost = i < LC_TCP_KEPT / 2;
+
+        memset(from, i + 1, SIZE);
+        CHECK(lc_net_tcp.isend(pair.send, from, SIZE, 0, NULL, &send) == 0 && send);
+        pair_wait(send, lost ? NULL : recvs[i], NULL, NULL);
+        if (i + 1 < LC_TCP_KEPT / 2)
+            continue;
+        memset(from, 0xee, SIZE);
+        if (lost) {
+            lane_break(lane, "lost with all that has come");
+            pthread_mutex_unlock(&lane->io);
+            for (int k = 0; k <= i; k++)
+                pair_wait(NULL, recvs[k], NULL, NULL);
+        }
+    }
+    for (int i = 0; i < LC_TCP_KEPT; i++) {
+        for (int k = 0; k < SIZE; k++)
+            CHECK(to[i][k] == i + 1);
+    }
+    pair_close(&pair);
+}
+
 /* With io held. Another lane may be the first to take it. */
 static void say_control(struct lane *lane)
 {
@@ -397,6 +446,7 @@ int main(int argc, char **argv)
     }
     cut_at_every_offset(1, 400, soak ? 1 : quick ? 27 : 9);
     lost_short_messages_need_no_call();
+    lost_copied_messages_are_what_they_were();
     end_behind_control_is_seen();
     end_is_seen_beside_a_write();
     if (sockets > 1)

@@ -61,6 +61,8 @@ void conn_unref(struct conn *conn)
     pthread_mutex_destroy(&conn->lock);
     free(conn->redo);
     free(conn->early);
+    for (int i = 0; i < LC_TCP_KEPT; i++)
+        free(conn->kept[i]);
     free(conn);
 }
 
@@ -158,9 +160,9 @@ static bool is_long(uint64_t size)
 
 /* One that is alone is there sooner if nobody has to be woken for it; several are copied at once. What makes a message one for
  * the pool is followed by spread, which wakes it. With conn->lock held. */
-static bool is_for_pool(const struct conn *conn, uint64_t size)
+static bool is_for_pool(const struct conn *conn, const struct lc_net_request *r)
 {
-    return is_long(size) || (size > MIDDLE && conn->posted - conn->acked > 1);
+    return is_long(r->size) || (r->size > MIDDLE && !r->lone && conn->posted - conn->acked > 1);
 }
 
 bool conn_widen(struct conn *conn, uint64_t size)
@@ -193,7 +195,7 @@ static bool is_relieved(const struct conn *conn)
 bool conn_is_for_pool(const struct conn *conn)
 {
     return !conn->n_redo && conn->cut < conn->posted &&
-           is_for_pool(conn, conn->ring[conn->cut % LC_TCP_WINDOW].size) && is_relieved(conn);
+           is_for_pool(conn, &conn->ring[conn->cut % LC_TCP_WINDOW]) && is_relieved(conn);
 }
 
 /* Without it a lane takes nothing until it is confirmed more. */
@@ -260,7 +262,7 @@ static uint64_t bytes_for_pool(const struct conn *conn)
          seq < limit && left + shared < (uint64_t)conn->piece * LC_TCP_LANES; seq++) {
         const struct lc_net_request *r = &conn->ring[seq % LC_TCP_WINDOW];
 
-        *(relieved && is_for_pool(conn, r->size) ? &left : &shared) += r->size - r->moved;
+        *(relieved && is_for_pool(conn, r) ? &left : &shared) += r->size - r->moved;
     }
     /* Without lane 0 short messages, too, are the pool's. */
     if (!conn->lanes[0].up)
@@ -294,6 +296,13 @@ static bool may_cut(const struct conn *conn)
     return conn->cut < conn->credit;
 }
 
+/* Nobody waits for what confirms messages of which there are copies; but for those there is little room. */
+static bool may_run_short(const struct conn *conn)
+{
+    return conn->posted - conn->acked >= LC_TCP_KEPT / 2 &&
+           !is_short(conn, conn->ring[(conn->posted - 1) % LC_TCP_WINDOW].size);
+}
+
 /* Reading is left to test, unless nobody may have had reason to call it for long. */
 void conn_work(struct conn *conn)
 {
@@ -301,7 +310,8 @@ void conn_work(struct conn *conn)
     bool alone;
 
     conn_lock(conn);
-    behind = conn->posted - conn->acked >= LC_TCP_EARLY / 2 || (conn->sends && !may_cut(conn));
+    behind = conn->posted - conn->acked >= LC_TCP_EARLY / 2 ||
+             (conn->sends && (!may_cut(conn) || may_run_short(conn)));
     alone = conn->dirty && !conn->lanes[0].up;
     conn_unlock(conn);
     if (behind)
@@ -500,17 +510,44 @@ static void keep_copy(struct lane *lane, struct lc_net_request *r)
     lane->short_seqs[lane->n_short++] = r->seq;
 }
 
+/* Longer ones are copied when they have gone: by then the other side is at them. There is a place until the message is
+ * confirmed, which those before it are when another one has its place; and the next one is sent by who holds io as well. */
+static bool may_keep(const struct lane *lane, const struct lc_net_request *r)
+{
+    struct conn *conn = lane->conn;
+    unsigned char **place = &conn->kept[r->seq % LC_TCP_KEPT];
+
+    if (lane->index > 0 || !r->lone || r->gone || r->size > engine.keep || r->size > conn->piece ||
+        r->seq - conn->acked >= LC_TCP_KEPT)
+        return false;
+    if (!*place)
+        *place = malloc(LC_TCP_KEPT_MAX);
+    return *place != NULL;
+}
+
+/* The message is not over, for `reading` says that it is still read. */
+static unsigned char *copy_kept(struct conn *conn, const struct lc_net_request *r)
+{
+    if (is_short(conn, r->size))
+        return r->data;
+    return memcpy(conn->kept[r->seq % LC_TCP_KEPT], r->data, r->size);
+}
+
 void conn_sent(struct lane *lane)
 {
     struct conn *conn = lane->conn;
+    unsigned char *copies[BATCH];
 
     if (lane->n_short == 0)
         return;
+    for (int i = 0; i < lane->n_short; i++)
+        copies[i] = copy_kept(conn, &conn->ring[lane->short_seqs[i] % LC_TCP_WINDOW]);
     conn_lock(conn);
     for (int i = 0; i < lane->n_short; i++) {
         struct lc_net_request *r = &conn->ring[lane->short_seqs[i] % LC_TCP_WINDOW];
 
         if (r->seq == lane->short_seqs[i]) {
+            r->data = copies[i];
             r->gone = true;
             atomic_store(&r->ripe, true);
         }
@@ -559,8 +596,14 @@ static void fill_sender(struct lane *lane)
                                   .length = p.length,
                                   .tag = r->tag };
 
-        if (is_short(conn, r->size) && p.length == r->size)
-            keep_copy(lane, r);
+        if (p.length == r->size) {
+            if (is_short(conn, r->size)) {
+                keep_copy(lane, r);
+            } else if (may_keep(lane, r)) {
+                f.arg = LC_TCP_COPIED;
+                lane->short_seqs[lane->n_short++] = r->seq;
+            }
+        }
         lane->sent[lane->count % RING] = p;
         if (conn->n_rails > 1)
             lane->took_at = lc_now_ns();
@@ -621,6 +664,7 @@ static int find_message(struct conn *conn, const struct lc_tcp_frame *f)
     if (f->length > f->size - r->moved)
         return -EPROTO;
     r->known = true;
+    r->copied = f->arg & LC_TCP_COPIED;
     r->length = f->size;
     return 0;
 }
@@ -647,14 +691,17 @@ int conn_take_ask(struct conn *conn, const struct lc_tcp_frame *f)
     return err;
 }
 
-/* All that are complete in a row. For short messages nobody waits, until there are many, or the sender knows of no further
+/* All that are complete in a row. For those of which there are copies nobody waits, until there are many, or the sender knows of no further
  * receive: nothing else may come to tell it of those that were posted meanwhile. With conn->lock held. */
 static void confirm_complete(struct conn *conn)
 {
     const struct lc_net_request *r = &conn->ring[conn->acked % LC_TCP_WINDOW];
 
     while (conn->acked < conn->posted && r->complete && r->seq == conn->acked) {
-        conn->dirty |= !is_short(conn, r->length);
+        if (r->copied)
+            conn->dirty |= conn->acked + 1 - conn->told_acked >= LC_TCP_KEPT / 2;
+        else
+            conn->dirty |= !is_short(conn, r->length);
         conn->short_run = is_short(conn, r->length) ? conn->short_run + 1 : 0;
         conn->acked++;
         r = &conn->ring[conn->acked % LC_TCP_WINDOW];

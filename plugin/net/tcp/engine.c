@@ -102,6 +102,7 @@ static void read_settings(void)
                    : config->net_piece > LC_TCP_PIECE_MAX ? LC_TCP_PIECE_MAX
                                                           : (uint32_t)config->net_piece;
     engine.elide = config->net_elide;
+    engine.keep = config->net_copy < LC_TCP_KEPT_MAX ? config->net_copy : LC_TCP_KEPT_MAX;
     engine.timeout_ns = (int64_t)(config->net_timeout ? config->net_timeout : 1) * 1000000000;
     (void)lc_tcp_devices_find(config->net_speed > 100000000 ? 100000000 : (int)config->net_speed,
                               &engine.devices, &engine.n_devices);

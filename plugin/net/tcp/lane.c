@@ -226,7 +226,7 @@ static int begin_piece(struct lane *lane, const struct lc_tcp_frame *f, const un
 {
     int err = conn_begin_piece(lane, f);
 
-    if (!err && f->arg == LC_TCP_SPARSE)
+    if (!err && f->arg & LC_TCP_SPARSE)
         err = lane_begin_sparse(lane, map);
     return err;
 }
@@ -266,7 +266,7 @@ static int parse_one(struct lane *lane)
         return err;
     if (f.type != LC_TCP_PIECE)
         whole += f.length;
-    else if (f.arg == LC_TCP_SPARSE)
+    else if (f.arg & LC_TCP_SPARSE)
         whole += lc_tcp_map_size((size_t)f.length);
     if (have < whole)
         return 0;
@@ -436,6 +436,8 @@ static int write_some(struct lane *lane)
         return 0;
     atomic_store(&lane->reading, lane->oldest); /* also for the rest of a batch */
     put = transmit(lane);
+    if (put > 0)
+        advance(lane, (size_t)put); /* may still copy */
     atomic_store(&lane->reading, UINT64_MAX);
     if (put < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS))
         return 0;
@@ -445,7 +447,6 @@ static int write_some(struct lane *lane)
     }
     if (!atomic_load_explicit(&lane->wrote, memory_order_relaxed))
         atomic_store(&lane->wrote, true);
-    advance(lane, (size_t)put);
     return 1;
 }
 

@@ -145,7 +145,7 @@ static bool put_sparse(struct lane *lane, struct lc_tcp_frame *head, const struc
         return false;
     }
     atomic_store_explicit(&lane->conn->dense, 0, memory_order_relaxed);
-    head->arg = LC_TCP_SPARSE;
+    head->arg |= LC_TCP_SPARSE;
     iov[(*n)++] = (struct iovec){ head, sizeof(*head) };
     iov[(*n)++] = (struct iovec){ map, lc_tcp_map_size(length) };
     for (; lc_tcp_map_next(map, length, &at, &run); at += run)

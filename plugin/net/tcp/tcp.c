@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#define LONE                4 /* messages in a row of one connection after which no other one is taken to send */
 #define PENDING_NS(timeout) (2 * (timeout)) /* of a connect that nobody asks for again */
 
 struct lc_net_context {
@@ -384,6 +385,29 @@ static int tcp_dereg(struct lc_net_comm *comm, struct lc_net_mr *mr)
 
 /* ---- messages ---- */
 
+/* Others that send would wait for NCCL's thread. */
+static bool is_lone(const struct conn *conn, size_t size)
+{
+    unsigned n = atomic_load_explicit(&engine.sends, memory_order_relaxed);
+
+    if (!conn->sends || size <= LC_TCP_EARLY_MAX)
+        return false;
+    if (atomic_load_explicit(&engine.sender, memory_order_relaxed) != conn) {
+        atomic_store_explicit(&engine.sender, conn, memory_order_relaxed);
+        n = 0;
+    }
+    if (n < LONE)
+        atomic_store_explicit(&engine.sends, n + 1, memory_order_relaxed);
+    return n >= LONE;
+}
+
+/* The sender is to know of receives before it has used up those it knows of. */
+static bool has_few(const struct conn *conn)
+{
+    return conn->told_posted < conn->acked + 3 || conn->told_posted < conn->wanted ||
+           conn->told_posted < conn->acked + (conn->posted - conn->acked) / 2;
+}
+
 /* NULL: the window is full. */
 static struct lc_net_request *post(struct conn *conn, void *data, size_t size, int tag, int *err)
 {
@@ -406,15 +430,16 @@ static struct lc_net_request *post(struct conn *conn, void *data, size_t size, i
                                       .seq = conn->posted,
                                       .size = size,
                                       .tag = tag,
+                                      .lone = is_lone(conn, size) && conn->n_used == 0,
                                       .used = true };
         conn->posted++;
+        conn->n_used++;
         wake = conn_widen(conn, size);
         if (!conn->sends) {
             /* Every confirmation tells of new receives, too: by itself that is worth a frame when there may be no other,
              * and not for what is here already. */
             conn_take_early(conn, r);
-            if (!r->complete &&
-                (conn->told_posted < conn->acked + 3 || conn->told_posted < conn->wanted))
+            if (!r->complete && has_few(conn))
                 conn_want_credit(conn);
         }
     }
@@ -490,6 +515,7 @@ static bool finish(struct lc_net_request *r, size_t *sizes)
     if (sizes)
         sizes[0] = r->conn->sends ? r->size : r->length;
     r->used = false;
+    r->conn->n_used--;
     return true;
 }
 

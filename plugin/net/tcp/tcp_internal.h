@@ -51,7 +51,10 @@ struct lc_net_request {
     bool used; /* from isend or irecv until test has said done */
     bool known;
     bool complete;
-    bool gone; /* send: a short one, of which there is a copy, and the kernel has taken all of it */
+    bool gone; /* send: one of which there is a copy, and the kernel has taken all of it */
+    /* Send: nothing was sent over other connections for a while, and the caller had no other under way on this one. */
+    bool lone;
+    bool copied; /* receive: the sender has a copy */
     /* Set, with conn->lock held, behind what may end it; test reads it without: while it is not set there is nothing to
      * look at. */
     atomic_bool ripe;
@@ -202,6 +205,7 @@ struct conn {
         troubled; /* set behind error, peer_gone, closing; test and the lanes read it without the lock */
     struct lc_net_request ring[LC_TCP_WINDOW];
     uint64_t posted;                     /* calls of isend or irecv */
+    unsigned n_used;                     /* of them the caller has not back */
     uint64_t acked;                      /* complete at the receiver, in a row */
     uint64_t cut;                        /* sender: the message that is being cut */
     uint64_t credit;                     /* sender: receives that the peer has posted */
@@ -211,7 +215,10 @@ struct conn {
     uint64_t told_posted; /* receiver: in the last CONTROL */
     uint64_t told_acked;  /* receiver: likewise */
     struct early *early;  /* number n at n % LC_TCP_EARLY; receiver: NULL until the first comes */
-    bool dirty;           /* receiver: a CONTROL is due */
+    /* Sender: copies of messages that are no short ones, number n at n % LC_TCP_KEPT, which only lane 0 makes: allocated under
+     * the lock, written with its io held while the message is not confirmed. NULL until wanted. */
+    unsigned char *kept[LC_TCP_KEPT];
+    bool dirty; /* receiver: a CONTROL is due */
     /* Messages in a row that were short: of those complete at the receiver, of those cut at the sender. A receiver that has
      * counted LC_TCP_SHORT_RUN waits to be asked; its sender, when it has sent no other since, has counted as many. */
     unsigned short_run;
@@ -312,6 +319,11 @@ struct engine {
     uint32_t piece;
     int64_t timeout_ns;
     bool elide;
+    size_t keep; /* messages that are no longer are copied */
+
+    /* Which connection has sent last, and how many times in a row; relaxed: a wrong guess costs a little speed. */
+    _Atomic(const struct conn *) sender;
+    atomic_uint sends;
 
     atomic_ulong strangers; /* sockets that did not know a token */
     atomic_ulong broken;    /* sockets that ended before their connection */

@@ -22,7 +22,10 @@ static int check_piece(const struct lc_tcp_frame *f)
     if (f->number == 0 || f->size > LC_TCP_MAX_BYTES || f->length > LC_TCP_PIECE_MAX ||
         f->offset > f->size || f->length > f->size - f->offset)
         return -EPROTO;
-    return f->arg == 0 || (f->arg == LC_TCP_SPARSE && f->length) ? 0 : -EPROTO;
+    if (f->arg & ~(LC_TCP_SPARSE | LC_TCP_COPIED) || (f->arg & LC_TCP_SPARSE && f->length == 0) ||
+        (f->arg & LC_TCP_COPIED && (f->length != f->size || f->length > LC_TCP_KEPT_MAX)))
+        return -EPROTO;
+    return 0;
 }
 
 static int check_control(const struct lc_tcp_frame *f)

@@ -9,7 +9,7 @@
  * many messages have come, how many receives are posted and how long they are, and how many pieces each lane has
  * brought: the sender sends a message only when its receive is posted, but for short ones a few ahead (LC_TCP_EARLY).
  * After LC_TCP_SHORT_RUN short ones in a row, which both sides count, a receiver says nothing of new receives by themselves
- * until the sender asks. On a broken lane the difference between its own count and the receiver's is exactly what it has to send again. */
+ * until the sender asks. A message that is marked as copied is confirmed with some others. On a broken lane the difference between its own count and the receiver's is exactly what it has to send again. */
 #ifndef LC_PLUGIN_NET_TCP_WIRE_H
 #define LC_PLUGIN_NET_TCP_WIRE_H
 
@@ -19,7 +19,7 @@
 #include <stdint.h>
 
 #define LC_TCP_MAGIC   0x6c63746370317e0aull
-#define LC_TCP_VERSION 4u
+#define LC_TCP_VERSION 5u
 #define LC_TCP_TOKEN   16
 #define LC_TCP_LANES   16 /* most of one connection */
 #define LC_TCP_RAILS   4  /* most interfaces of one connection */
@@ -27,7 +27,11 @@
 #define LC_TCP_EARLY \
     32 /* so many messages beyond the last confirmed one may come before their receives */
 #define LC_TCP_EARLY_MAX 8192 /* if they are no longer than this, and in one piece */
-#define LC_TCP_SHORT_RUN 4    /* such messages in a row, before a receiver waits to be asked */
+#define LC_TCP_KEPT \
+    8 /* so many messages beyond the last confirmed one has a sender copies of ... */
+#define LC_TCP_KEPT_MAX \
+    65536 /* ... if they are no longer than this, besides those that may come early */
+#define LC_TCP_SHORT_RUN 4 /* such messages in a row, before a receiver waits to be asked */
 #define LC_TCP_MAX_BYTES ((uint64_t)1 << 40)
 #define LC_TCP_PIECE_MIN ((uint32_t)4096)
 #define LC_TCP_PIECE_MAX ((uint32_t)16 << 20)
@@ -100,7 +104,7 @@ struct lc_tcp_reply {
 };
 
 enum lc_tcp_frame_type {
-    LC_TCP_PIECE = 1, /* `arg` is 0: all of it follows, or LC_TCP_SPARSE */
+    LC_TCP_PIECE = 1, /* `arg` is 0: all of it follows, or some of LC_TCP_SPARSE, LC_TCP_COPIED */
     LC_TCP_DOWN,      /* `lane` is broken up to epoch `arg`: say how far it came */
     LC_TCP_CONTROL,   /* seq: acked; size: posted; `arg` lane words and size - seq sizes follow */
     LC_TCP_ERROR,     /* the other side has failed; `length` bytes of text follow */
@@ -129,6 +133,8 @@ struct lc_tcp_lane_word {
     uint32_t open; /* 0: nothing more will be taken from this epoch */
 };
 
+#define LC_TCP_COPIED \
+    2u /* a whole message of which the sender has a copy: it waits for no confirmation */
 #define LC_TCP_SPARSE      1u /* a map follows (sparse.h) and those blocks that are not zero */
 #define LC_TCP_FRAME_MAGIC 0x3154434cu
 #define LC_TCP_CONTROL_MAX \
