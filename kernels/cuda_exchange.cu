@@ -14,23 +14,27 @@ namespace
 
 /* Of those that were measured on an H200 the fastest with 16 CTAs, and next to it with 32 (perf/results), but for a warp
  * less that takes. */
-using warps = exchange_warps<11, 9, 8, exchange_path>;
+template <class Path> using warps = exchange_warps<11, 9, 8, Path>;
+/* A mask takes registers that other calls need not do without. */
+using plain_warps = warps<unmasked_path<exchange_path>>;
+using masked_warps = warps<exchange_path>;
 
-static_assert(warps::threads == 1024, "co-residency is planned with a multiprocessor for each CTA");
+static_assert(masked_warps::threads == 1024,
+              "co-residency is planned with a multiprocessor for each CTA");
 static_assert(sizeof(exchange_args<LK_EXCHANGE_SMALL>) <= 4096, "small size class");
 static_assert(sizeof(exchange_args<LK_EXCHANGE_FEW>) <= 2048, "size class of short calls");
 static_assert(sizeof(exchange_args<LK_EXCHANGE_MAX>) <= 32764, "large size class");
 static_assert(offsetof(lk_exchange_launch, entries) == sizeof(lk_exchange_head),
               "a launch is the argument in one piece");
 
-template <unsigned N>
-__global__ void __launch_bounds__(warps::threads, 1)
+template <unsigned N, class R>
+__global__ void __launch_bounds__(R::threads, 1)
     lk_exchange_kernel(const __grid_constant__ exchange_args<N> args)
 {
     __shared__ exchange_pipeline pipelines[EXCHANGE_ROLES];
     extern __shared__ exchange_cursor cursors[];
 
-    run_exchange_cta<warps>(args, pipelines, cursors, blockIdx.x, gridDim.x);
+    run_exchange_cta<R>(args, pipelines, cursors, blockIdx.x, gridDim.x);
 }
 
 /* Enough for a warp for each unit of two ranks with 64 channels, and as many that copy. */
@@ -48,6 +52,8 @@ __global__ void __launch_bounds__(short_threads, 1)
 enum kernel_number {
     ALL_SMALL,
     ALL_LARGE,
+    MASKED_SMALL,
+    MASKED_LARGE,
     SHORT_FEW,
     SHORT_LARGE,
     KERNELS,
@@ -56,8 +62,14 @@ enum kernel_number {
 const void *kernel_of(int number)
 {
     switch (number) {
-    case ALL_SMALL: return reinterpret_cast<const void *>(lk_exchange_kernel<LK_EXCHANGE_SMALL>);
-    case ALL_LARGE: return reinterpret_cast<const void *>(lk_exchange_kernel<LK_EXCHANGE_MAX>);
+    case ALL_SMALL:
+        return reinterpret_cast<const void *>(lk_exchange_kernel<LK_EXCHANGE_SMALL, plain_warps>);
+    case ALL_LARGE:
+        return reinterpret_cast<const void *>(lk_exchange_kernel<LK_EXCHANGE_MAX, plain_warps>);
+    case MASKED_SMALL:
+        return reinterpret_cast<const void *>(lk_exchange_kernel<LK_EXCHANGE_SMALL, masked_warps>);
+    case MASKED_LARGE:
+        return reinterpret_cast<const void *>(lk_exchange_kernel<LK_EXCHANGE_MAX, masked_warps>);
     case SHORT_FEW:
         return reinterpret_cast<const void *>(lk_exchange_short_kernel<LK_EXCHANGE_FEW>);
     default: return reinterpret_cast<const void *>(lk_exchange_short_kernel<LK_EXCHANGE_MAX>);
@@ -110,9 +122,12 @@ extern "C" int lk_run_exchange(const lk_exchange_launch *launch, void *stream)
         kernel.threads = short_threads;
         return lk_launch_kernel(kernel, ctas, shared, launch, stream);
     }
-    other = lk_find_variant && n <= LK_EXCHANGE_SMALL ? lk_find_variant(LK_KIND_EXCHANGE) : nullptr;
-    kernel.kernel = kernel_of(n > LK_EXCHANGE_SMALL ? ALL_LARGE : ALL_SMALL);
-    kernel.threads = warps::threads;
+    other = lk_find_variant && n <= LK_EXCHANGE_SMALL && !head.mask.rows
+                ? lk_find_variant(LK_KIND_EXCHANGE)
+                : nullptr;
+    kernel.kernel = kernel_of((head.mask.rows ? MASKED_SMALL : ALL_SMALL) +
+                              (n > LK_EXCHANGE_SMALL ? 1 : 0));
+    kernel.threads = masked_warps::threads;
     return lk_launch_kernel(other ? *other : kernel, ctas, shared, launch, stream);
 }
 

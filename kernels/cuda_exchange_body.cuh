@@ -54,6 +54,11 @@ struct exchange_path : slot_path {
     static constexpr bool publish_apart = true;
 };
 
+/* Of calls without a mask of rows. */
+template <class Path> struct unmasked_path : Path {
+    static constexpr bool masks = false;
+};
+
 /* Bytes in memory of the caller, and in which rows they lie. */
 struct stretch {
     uint64_t address;
@@ -159,7 +164,7 @@ template <class Args, class Path> struct exchange_call {
         uint64_t at = tile * bytes, left = e.bytes - at;
         stretch s = { e.address + at, 0, 0, left < bytes ? static_cast<uint32_t>(left) : bytes, 0 };
 
-        if (lk_is_masked(&mask, s.address)) {
+        if (Path::masks && lk_is_masked(&mask, s.address)) {
             uint64_t begin = s.address - reinterpret_cast<uint64_t>(mask.base);
 
             s.masked = 1;
@@ -229,6 +234,7 @@ struct pack {
 };
 
 /* Pack of this lane in a granule of a stretch, as it arrives. Dead bytes are not read. */
+template <class Path>
 __device__ __forceinline__ pack read_pack(const lk_row_mask &mask, const stretch &s, uint32_t at)
 {
     pack p = { make_uint4(0, 0, 0, 0), false };
@@ -237,7 +243,7 @@ __device__ __forceinline__ pack read_pack(const lk_row_mask &mask, const stretch
     if (at >= s.bytes)
         return p;
     count = s.bytes - at < LK_PACK_BYTES ? s.bytes - at : LK_PACK_BYTES;
-    if (!s.masked)
+    if (!Path::masks || !s.masked)
         return { load_bytes(s.address + at, count), true };
     first = row_of(mask, s, at);
     last = row_of(mask, s, at + count - 1);
@@ -262,6 +268,38 @@ __device__ __forceinline__ pack read_pack(const lk_row_mask &mask, const stretch
         p.bits.w |= i / 4 == 3 ? value : 0;
     }
     return p;
+}
+
+/* Granules of a stretch, a bit for each. */
+struct granule_rows {
+    uint32_t live;  /* a live row has a byte in it */
+    uint32_t whole; /* all its bytes are of live rows */
+};
+
+/* Rows of which a granule has few enough for one lane to look at all of them. */
+constexpr uint64_t rows_to_look_at = 64;
+
+/* Of `count` granules from `granule` on, bit 0 the first one's. A lane looks at the rows of one granule, so the bits of all
+ * of them come in the time of one. By all lanes; s is masked and has rows of at least rows_to_look_at bytes. */
+__device__ __forceinline__ granule_rows rows_of(const lk_row_mask &mask, const stretch &s,
+                                                uint32_t granule, uint32_t count)
+{
+    uint32_t lane = threadIdx.x % 32, at = (granule + lane) * LK_GRANULE;
+    bool any = false, all = lane < count && at < s.bytes;
+
+    if (all) {
+        uint32_t end = s.bytes - at < LK_GRANULE ? s.bytes : at + LK_GRANULE;
+        uint32_t last = row_of(mask, s, end - 1);
+
+#pragma unroll 1
+        for (uint32_t row = row_of(mask, s, at); row <= last; row++) {
+            bool live = lk_is_live(mask.bits, s.row + row);
+
+            any = any || live;
+            all = all && live;
+        }
+    }
+    return { __ballot_sync(ALL_LANES, any), __ballot_sync(ALL_LANES, all) };
 }
 
 /* ---- lines ---- */
@@ -328,20 +366,27 @@ template <class Args, class Path> struct exchange_send_work {
     {
         writer.finish();
     }
+    __device__ __forceinline__ bool is_masked(const exchange_job &j) const
+    {
+        return Path::masks && j.memory.masked;
+    }
 
+    /* Those of `Ahead` granules that have a bit in `which`. */
     template <uint32_t Ahead>
-    __device__ __forceinline__ uint32_t fast(const exchange_job &j, uint32_t granule)
+    __device__ __forceinline__ uint32_t fast(const exchange_job &j, uint32_t granule,
+                                             uint32_t which, uint32_t scan)
     {
         uint32_t at = granule * LK_GRANULE + lane * LK_PACK_BYTES, mask = 0;
         uint4 wire[Ahead];
 
 #pragma unroll
         for (uint32_t i = 0; i < Ahead; i++)
-            wire[i] = load_uint4(
-                reinterpret_cast<const void *>(j.memory.address + at + i * LK_GRANULE));
+            if (which >> i & 1)
+                wire[i] = load_uint4(
+                    reinterpret_cast<const void *>(j.memory.address + at + i * LK_GRANULE));
 #pragma unroll
         for (uint32_t i = 0; i < Ahead; i++) {
-            if (j.scan && !any_bit_of(wire[i]))
+            if (!(which >> i & 1) || (scan && !any_bit_of(wire[i])))
                 continue;
             writer.put(j.slot + (granule + i) * LK_GRANULE, lane, wire[i]);
             mask |= 1U << (granule + i);
@@ -352,13 +397,28 @@ template <class Args, class Path> struct exchange_send_work {
     __device__ __forceinline__ uint32_t slow(const exchange_job &j, uint32_t granule)
     {
         uint32_t at = granule * LK_GRANULE + lane * LK_PACK_BYTES;
-        pack p = read_pack(args.head.mask, j.memory, at);
+        pack p = read_pack<Path>(args.head.mask, j.memory, at);
         bool live = __any_sync(ALL_LANES, p.live) != 0;
 
-        if (!live || (j.scan && !j.memory.masked && !any_bit_of(p.bits)))
+        if (!live || (j.scan && !is_masked(j) && !any_bit_of(p.bits)))
             return 0;
         writer.put(j.slot + granule * LK_GRANULE, lane, p.bits);
         return 1U << granule;
+    }
+
+    /* Plain granules of a masked stretch. */
+    __device__ __forceinline__ uint32_t masked(const exchange_job &j, uint32_t granule,
+                                               uint32_t count)
+    {
+        granule_rows rows = rows_of(args.head.mask, j.memory, granule, count);
+        uint32_t mask = 0;
+
+        if (count == exchange_span && rows.whole)
+            mask = fast<exchange_span>(j, granule, rows.whole, 0);
+#pragma unroll 1
+        for (uint32_t left = rows.live & ~(mask >> granule); left; left &= left - 1)
+            mask |= slow(j, granule + static_cast<uint32_t>(__ffs(static_cast<int>(left))) - 1);
+        return mask;
     }
 
     /* All of the tile: it is no longer than a batch. */
@@ -369,7 +429,7 @@ template <class Args, class Path> struct exchange_send_work {
 #pragma unroll 1
         for (uint32_t pack = lane; pack < j.packs; pack += 32)
             store_short(j.slot, pack, flag,
-                        read_pack(args.head.mask, j.memory, pack * LK_PACK_BYTES).bits);
+                        read_pack<Path>(args.head.mask, j.memory, pack * LK_PACK_BYTES).bits);
     }
 
     __device__ __forceinline__ uint32_t batch(const exchange_job &j, uint32_t granule,
@@ -383,14 +443,17 @@ template <class Args, class Path> struct exchange_send_work {
             lines(j);
             return 0;
         }
-        if (!j.memory.masked && plain_granules(j.memory, granule, count)) {
+        if (!is_masked(j) && plain_granules(j.memory, granule, count)) {
             if (count == exchange_span)
-                return fast<exchange_span>(j, granule);
+                return fast<exchange_span>(j, granule, ~0U, j.scan);
 #pragma unroll 1
             for (uint32_t i = 0; i < count; i++)
-                mask |= fast<1>(j, granule + i);
+                mask |= fast<1>(j, granule + i, ~0U, j.scan);
             return mask;
         }
+        if (is_masked(j) && args.head.mask.row_bytes >= rows_to_look_at &&
+            plain_granules(j.memory, granule, count))
+            return masked(j, granule, count);
 #pragma unroll 1
         for (uint32_t i = 0; i < count; i++)
             mask |= slow(j, granule + i);
@@ -484,20 +547,48 @@ __device__ __forceinline__ void copy_plain(const stretch &s, uint64_t to, uint32
         store_uint4(reinterpret_cast<void *>(to + at + i * LK_GRANULE), bits[i]);
 }
 
+/* Likewise of a masked stretch: granules with a live row and a dead one are copied otherwise, and those without live rows
+ * not read. */
+template <uint32_t Granules>
+__device__ __forceinline__ void copy_masked(const stretch &s, uint64_t to, uint32_t at,
+                                            const granule_rows &rows)
+{
+    uint4 bits[Granules];
+
+#pragma unroll
+    for (uint32_t i = 0; i < Granules; i++) {
+        bits[i] = make_uint4(0, 0, 0, 0);
+        if (rows.whole >> i & 1)
+            bits[i] = load_uint4(reinterpret_cast<const void *>(s.address + at + i * LK_GRANULE));
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < Granules; i++)
+        if (!((rows.live & ~rows.whole) >> i & 1))
+            store_uint4(reinterpret_cast<void *>(to + at + i * LK_GRANULE), bits[i]);
+}
+
 template <class Call>
 __device__ __forceinline__ void copy_granules(const Call &c, const stretch &s, uint64_t to,
                                               uint32_t granule, uint32_t count)
 {
-    uint32_t at = granule * LK_GRANULE + c.lane * LK_PACK_BYTES;
+    const lk_row_mask &mask = c.args.head.mask;
+    uint32_t at = granule * LK_GRANULE + c.lane * LK_PACK_BYTES, left = ~0U;
+    bool plain = count == exchange_span && to % 16 == 0 && plain_granules(s, granule, count);
 
-    if (count == exchange_span && !s.masked && to % 16 == 0 && plain_granules(s, granule, count)) {
+    if (plain && !(Call::path::masks && s.masked)) {
         copy_plain<exchange_span>(s, to, at);
         return;
     }
+    if (plain && Call::path::masks && mask.row_bytes >= rows_to_look_at) {
+        granule_rows rows = rows_of(mask, s, granule, count);
+
+        copy_masked<exchange_span>(s, to, at, rows);
+        left = rows.live & ~rows.whole;
+    }
 #pragma unroll 1
     for (uint32_t i = 0; i < count; i++, at += LK_GRANULE)
-        if (at < s.bytes)
-            store_bytes(to + at, read_pack(c.args.head.mask, s, at).bits,
+        if (at < s.bytes && left >> i & 1)
+            store_bytes(to + at, read_pack<typename Call::path>(mask, s, at).bits,
                         s.bytes - at < LK_PACK_BYTES ? s.bytes - at : LK_PACK_BYTES);
 }
 

@@ -88,8 +88,9 @@ template <class Call> struct short_warp {
             return false;
 #pragma unroll 1
         for (uint32_t pack = c.lane; pack < packs; pack += 32)
-            store_short(slot, pack, flag,
-                        read_pack(c.args.head.mask, s, pack * LK_PACK_BYTES).bits);
+            store_short(
+                slot, pack, flag,
+                read_pack<typename Call::path>(c.args.head.mask, s, pack * LK_PACK_BYTES).bits);
         return true;
     }
     /* The unit's next tile. False: there is no credit. */

@@ -29,6 +29,7 @@ struct slot_path {
     static constexpr bool pull_scatter = false, pull_gather = false,
                           pull_exchange = false; /* slots lie at the writer */
     static constexpr bool publish_apart = false; /* a warp for each role publishes */
+    static constexpr bool masks = true;          /* of rows, where an exchange has one */
     static constexpr uint32_t jobs_a_fence = 1;  /* that are waited for, for a while */
 };
 

@@ -109,10 +109,14 @@ template <class E> lk_variant only_exchanges(const char *name)
 /* As the library's, or with a warp less for each that publishes. */
 template <class Path>
 using roles = warp_roles<Path::publish_apart ? 6 : 7, Path::publish_apart ? 16 : 17, 4, Path>;
-template <class Path> using moving = exchange_warps<11, Path::publish_apart ? 9 : 10, 8, Path>;
+template <class Path>
+using moving = exchange_warps<11, Path::publish_apart ? 9 : 10, 8, unmasked_path<Path>>;
+/* The library's, shared out otherwise. */
+template <uint32_t Send, uint32_t Take, uint32_t Copy>
+using shared = exchange_warps<Send, Take, Copy, unmasked_path<exchange_path>>;
 /* Pieces for bulk copies of what a rank sends to itself, by one warp: 96 KB. */
 template <class Path>
-using copying = exchange_warps<15, Path::publish_apart ? 12 : 13, 1, Path, 24>;
+using copying = exchange_warps<15, Path::publish_apart ? 12 : 13, 1, unmasked_path<Path>, 24>;
 
 const lk_variant variants[] = {
 #if LK_GROUP == 0
@@ -147,8 +151,9 @@ const lk_variant variants[] = {
 #elif LK_GROUP == 7
     all_sums<warp_roles<8, 16, 4, plain_path>>("plain, 8:16:4"),
     all_sums<warp_roles<7, 14, 7, plain_path>>("plain, 7:14:7"),
-    only_exchanges<exchange_warps<10, 6, 13, plain_path>>("plain, 10:6:13"),
-    only_exchanges<exchange_warps<14, 10, 5, plain_path>>("plain, 14:10:5"),
+    only_exchanges<shared<13, 10, 5>>("13:10:5"),
+    only_exchanges<shared<13, 9, 6>>("13:9:6"),
+    only_exchanges<shared<10, 7, 11>>("10:7:11"),
 #else
     sums_and_exchanges<roles<pull_apart_path>, moving<pull_apart_path>>(
         "plain, pull, publishers apart"),

@@ -253,6 +253,7 @@ constexpr uint32_t threads_of[shapes] = { small_roles::threads, ahead_roles::thr
 using exchange_way = std::conditional_t<std::is_same_v<LC_PATH, slot_path>, exchange_path,
                                         LC_PATH>; /* the library's */
 using exchange_roles = exchange_warps<2, 3, 1, exchange_way, LC_PIECES>;
+using unmasked_roles = exchange_warps<2, 3, 1, unmasked_path<exchange_way>, LC_PIECES>;
 constexpr uint32_t line_threads = 64;
 
 struct together {
@@ -383,8 +384,12 @@ void run_exchanges(std::vector<sequence> *ranks, uint64_t seed,
                         if (all_short)
                             run_short_cta(args, c->cursors.data(), number, l->head.ctas,
                                           short_threads);
-                        else
+                        else if (args.head.mask.rows)
                             run_exchange_cta<exchange_roles>(args, c->exchange, c->cursors.data(),
+                                                             number, l->head.ctas, c->stages,
+                                                             c->there);
+                        else
+                            run_exchange_cta<unmasked_roles>(args, c->exchange, c->cursors.data(),
                                                              number, l->head.ctas, c->stages,
                                                              c->there);
                         s.ended[i]++;
@@ -757,6 +762,54 @@ void exchanges_count_what_was_written_and_what_was_not()
     }
 }
 
+/* Bytes of granules that a rank has for another one and that have no live row. */
+uint64_t dead_bytes(const exchange_plan &plan, uint32_t rank)
+{
+    exchange_side *side = exchange_side_make(&plan, rank);
+    uint64_t dead = 0;
+
+    for (size_t i = 0; i < side->n_sends; i++) {
+        const lk_message &m = side->sends[i];
+        uint64_t begin = reinterpret_cast<uint8_t *>(m.address) - side->in;
+
+        for (uint64_t at = 0; at < m.bytes && m.peer != rank; at += LK_GRANULE) {
+            uint64_t size = m.bytes - at < LK_GRANULE ? m.bytes - at : LK_GRANULE, row;
+            uint64_t last = (begin + at + size - 1) / plan.row_bytes;
+
+            for (row = (begin + at) / plan.row_bytes; row <= last; row++)
+                if (lk_is_live(side->mask.bits, row))
+                    break;
+            dead += row > last ? size : 0;
+        }
+    }
+    exchange_side_free(side);
+    return dead;
+}
+
+/* In messages and in what a rank has for itself, where loads are wide: granules lie in rows, across their borders, and hold
+ * several of them. */
+void dead_rows_of_any_size_do_not_travel()
+{
+    for (uint64_t row_bytes : { 16, 63, 64, 100, 512, 700, 4096, 5000, 30000 }) {
+        exchange_message messages[] = {
+            {0,  1, 60000, 1, 0, 0, 0, true,  false, false},
+            { 0, 0, 60000, 2, 0, 0, 0, true,  false, false},
+            { 0, 1, 50000, 3, 0, 0, 4, false, false, false},
+            { 1, 0, 40000, 4, 0, 4, 0, true,  false, false},
+            { 1, 1, 40000, 5, 0, 0, 0, false, false, false},
+        };
+        exchange_plan plan = { 2, row_bytes, row_bytes, 5, messages };
+        node n({ 2, 2, 2, 0, 0 });
+
+        run_plan(&n, plan, row_bytes, all_at_once);
+        for (uint32_t r = 0; r < 2; r++) {
+            auto *counts = reinterpret_cast<lk_ring_counts *>(n.states[r]->bytes);
+
+            CHECK(counts->exchange_elided == dead_bytes(plan, r));
+        }
+    }
+}
+
 /* As in test_exchange.c: rank 0 has to turn to 2 while 1 does not listen yet. With one slot. */
 void a_peer_that_is_busy_holds_up_no_other()
 {
@@ -1007,6 +1060,7 @@ int main(int argc, char **argv)
     exchanges_give_the_bytes_that_were_sent();
     exchanges_and_reductions_follow_each_other_on_one_set_of_rings();
     exchanges_count_what_was_written_and_what_was_not();
+    dead_rows_of_any_size_do_not_travel();
     a_peer_that_is_busy_holds_up_no_other();
     an_abort_ends_an_exchange_that_a_rank_never_joins(0);
     an_abort_ends_an_exchange_that_a_rank_never_joins(100000);
