@@ -54,6 +54,11 @@ struct exchange_path : slot_path {
     static constexpr bool publish_apart = true;
 };
 
+/* To be measured beside it: each channel has the tiles of a message in their order. */
+struct in_turn_path : exchange_path {
+    static constexpr bool spread = false;
+};
+
 /* Of calls without a mask of rows. */
 template <class Path> struct unmasked_path : Path {
     static constexpr bool masks = false;
@@ -880,10 +885,18 @@ template <class Call, class Role> struct exchange_looking_warp : exchange_units<
         for (uint32_t unit = c.lane; unit < units; unit += 32)
             of_cta::keep(cursors[unit], unit);
     }
+    __device__ __forceinline__ uint32_t place_of(uint32_t channel, uint32_t peer,
+                                                 const exchange_cursor &at) const
+    {
+        if (at.lines || !Call::path::spread)
+            return at.tile;
+        return lk_message_place(&c.shape(), at.tiles,
+                                lk_message_first(&c.shape(), c.rank(), peer, channel), at.tile);
+    }
     __device__ __forceinline__ void write(exchange_job *j, uint32_t channel, uint32_t peer,
                                           const exchange_cursor &at, uint32_t live) const
     {
-        j->memory = c.stretch_of(at.entry, at.tile, at.bytes);
+        j->memory = c.stretch_of(at.entry, place_of(channel, peer, at), at.bytes);
         j->message = at.number + 1;
         j->peer = peer;
         j->channel = channel;

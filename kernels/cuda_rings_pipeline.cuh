@@ -30,7 +30,9 @@ struct slot_path {
                           pull_exchange = false; /* slots lie at the writer */
     static constexpr bool publish_apart = false; /* a warp for each role publishes */
     static constexpr bool masks = true;          /* of rows, where an exchange has one */
-    static constexpr uint32_t jobs_a_fence = 1;  /* that are waited for, for a while */
+    static constexpr bool spread =
+        true; /* tiles in the order of lk_message_place; both sides alike */
+    static constexpr uint32_t jobs_a_fence = 1; /* that are waited for, for a while */
 };
 
 constexpr uint32_t stage_granules = 3; /* of a warp whose payload goes by bulk copies */

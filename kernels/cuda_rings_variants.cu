@@ -151,6 +151,7 @@ const lk_variant variants[] = {
 #elif LK_GROUP == 7
     all_sums<warp_roles<8, 16, 4, plain_path>>("plain, 8:16:4"),
     all_sums<warp_roles<7, 14, 7, plain_path>>("plain, 7:14:7"),
+    only_exchanges<moving<in_turn_path>>("tiles in turn"),
     only_exchanges<shared<13, 10, 5>>("13:10:5"),
     only_exchanges<shared<13, 9, 6>>("13:9:6"),
     only_exchanges<shared<10, 7, 11>>("10:7:11"),

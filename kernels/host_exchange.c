@@ -52,6 +52,25 @@ static struct part tile_of(const struct exchange *job, uint16_t entry, uint64_t 
     return (struct part){ e->address + offset, offset, left < bytes ? (uint32_t)left : bytes };
 }
 
+static uint32_t first_tile(const struct worker *w, uint32_t channel, uint32_t peer)
+{
+    return lk_message_first(shape_of(w->job), w->cta.head->rings.rank, peer, channel);
+}
+
+/* Of the cursor's tile of a message from or to `peer`. */
+static struct part next_part(const struct worker *w, const struct cursor *at, uint32_t channel,
+                             uint32_t peer)
+{
+    const struct lk_ring_shape *shape = shape_of(w->job);
+    uint64_t bytes = w->job->launch.entries[at->entry].bytes;
+    uint64_t tile = at->tile;
+
+    if (!lk_message_is_short(shape, bytes))
+        tile = lk_message_place(shape, (uint32_t)lk_message_tiles(shape, bytes),
+                                first_tile(w, channel, peer), (uint32_t)tile);
+    return tile_of(w->job, at->entry, tile);
+}
+
 /* wire = the part as it arrives, padded with zeros to a pack. Dead rows are not touched. Returns the granules that a live
  * row has a byte in. */
 static uint32_t read_rows(const struct lk_row_mask *mask, const struct part *part, uint8_t *wire)
@@ -100,11 +119,6 @@ static void settle(const struct exchange *job, struct cursor *at, uint16_t end, 
     }
 }
 
-static uint32_t first_tile(const struct worker *w, uint32_t channel, uint32_t peer)
-{
-    return lk_message_first(shape_of(w->job), w->cta.head->rings.rank, peer, channel);
-}
-
 static bool is_short(const struct exchange *job, uint16_t entry)
 {
     return lk_message_is_short(shape_of(job), job->launch.entries[entry].bytes);
@@ -137,7 +151,7 @@ static bool send_one(struct worker *w, uint32_t channel, uint32_t peer)
     lines = is_short(job, at->entry);
     if (!lk_exchange_credit(&w->cta, peer, channel, lines))
         return false;
-    part = tile_of(job, at->entry, at->tile);
+    part = next_part(w, at, channel, peer);
     if (lines) {
         (void)read_part(w, &part, false);
         lk_short_send(&w->cta, peer, channel, part.bytes);
@@ -164,7 +178,7 @@ static bool take_one(struct worker *w, uint32_t channel, uint32_t peer)
     if (at->entry == end)
         return false;
     lines = is_short(job, at->entry);
-    part = tile_of(job, at->entry, at->tile);
+    part = next_part(w, at, channel, peer);
     if (lines ? !lk_short_arrived(&w->cta, peer, channel, part.bytes)
               : !lk_slot_arrived(&w->cta, LK_EXCHANGE, peer, channel, &word))
         return false;

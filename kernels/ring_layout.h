@@ -180,7 +180,7 @@ LK_INLINE uint64_t lk_tiles_in(const struct lk_ring_shape *s, uint64_t tiles, ui
 /* ---- messages of an exchange ----
  * A message has tiles of its own, of equal size, the last may be shorter. Tile k of a message from src to dst is carried by
  * the unit (LK_EXCHANGE, src, dst, channel (src + dst + k) % channels). A unit carries the tiles of messages in the order
- * of the messages. So both ends know it from the size of each message alone, and it does not matter which messages have
+ * of the messages, and those of one message in the order of k, or, in slots, of another one (lk_message_place). So both ends know it from the size of each message alone, and it does not matter which messages have
  * been put into one call at either end. That src + dst comes in spreads small messages to different ranks.
  *
  * Short messages travel in lines, all others in slots; a unit numbers the tiles of both alike, and its credit counts both.
@@ -245,6 +245,19 @@ LK_INLINE uint32_t lk_message_first(const struct lk_ring_shape *s, uint32_t src,
                                     uint32_t channel)
 {
     return (channel + s->channels - (src + dst) % s->channels) % s->channels;
+}
+
+/* Where in the message lies what its channel carries as tile `tile` of `tiles` in slots: each channel goes round its tiles
+ * from another one on, spread over the message. So where zeros lie together, as behind the rows that each expert has, some
+ * channels have zeros while others have data, and link and memory are both busy all the time. first:
+ * lk_message_first of the channel. A message has fewer than 2^32 tiles, or nobody could hold it. */
+LK_INLINE uint32_t lk_message_place(const struct lk_ring_shape *s, uint32_t tiles, uint32_t first,
+                                    uint32_t tile)
+{
+    uint32_t all = (tiles - first + s->channels - 1) / s->channels; /* of the channel */
+    uint32_t i = (tile - first) / s->channels + all * first / s->channels;
+
+    return first + (i < all ? i : i - all) * s->channels;
 }
 
 LK_INLINE uint64_t lk_slot_word(uint64_t message, uint32_t live)

@@ -356,6 +356,33 @@ static void a_peer_that_is_busy_holds_up_no_other(void)
 
 /* ---- what is written ---- */
 
+/* Every tile of a channel has one place in its message, and where channels begin is spread over it. */
+static void tiles_of_a_channel_go_round_the_message(void)
+{
+    static const uint32_t tiles_of[] = { 1, 2, 63, 64, 65, 128, 500, 8192, 8200 };
+    static bool seen[8200];
+
+    for (size_t i = 0; i < sizeof(tiles_of) / sizeof(*tiles_of); i++) {
+        const struct lk_ring_shape shape = { .ranks = 2, .channels = 64, .slots = 1 };
+        uint32_t tiles = tiles_of[i], quarters[4] = { 0 };
+
+        memset(seen, 0, sizeof(seen));
+        for (uint32_t first = 0; first < 64; first++) {
+            for (uint32_t tile = first; tile < tiles; tile += 64) {
+                uint32_t place = lk_message_place(&shape, tiles, first, tile);
+
+                CHECK(place < tiles && place % 64 == first && !seen[place]);
+                seen[place] = true;
+                quarters[place / ((tiles + 3) / 4)] += tile == first;
+            }
+        }
+        for (uint32_t tile = 0; tile < tiles; tile++)
+            CHECK(seen[tile]);
+        for (int q = 0; tiles > 4000 && q < 4; q++)
+            CHECK(quarters[q] >= 15 && quarters[q] <= 17);
+    }
+}
+
 static void counts_say_what_was_written_and_what_was_not(void)
 {
     for (uint32_t zeros = 0; zeros <= 100; zeros += 25) {
@@ -547,6 +574,7 @@ static void run_all(uint32_t short_bytes)
     dead_rows_are_not_read();
     if (threads) {
         eight_sends_of_any_size_end_without_a_receive();
+        tiles_of_a_channel_go_round_the_message();
         counts_say_what_was_written_and_what_was_not();
         what_cannot_be_is_refused();
         an_abort_ends_waiting();
