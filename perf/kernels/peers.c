@@ -33,9 +33,11 @@
 #include <unistd.h>
 
 #define SKIP       77
-#define ROW_VALUES 1024 /* a row of an all-to-all */
-#define ROWS       20   /* the first zero_rows of so many are zeros; values repeat after them */
-#define PERIOD     ((size_t)ROW_VALUES * ROWS)
+#define ROW_VALUES (ROW_BYTES / 4)
+#define ROWS       20  /* the first zero_rows of so many are zeros; values repeat after them */
+#define TOGETHER   400 /* in a row, where zeros are: 32 MB to an expert */
+#define PERIOD(c)  ((size_t)ROW_VALUES * ROWS * together(c))
+#define MASK_BYTES 8192              /* a bit for each row of 256 MB */
 #define CHECKED    ((size_t)8 << 20) /* bytes at either end that are looked at */
 #define MB         ((size_t)1 << 20)
 
@@ -69,6 +71,13 @@ static const struct bench_case cases[] = {
     { "fp32 2 MB",                 2 * MB,    LK_FP32, LK_FP32, LK_KIND_FP32,     0 },
     { "fp32 4 MB, bf16 wire",      4 * MB,    LK_FP32, LK_BF16, LK_KIND_NARROWED, 0 },
     { "bf16 16 MB",               16 * MB,    LK_BF16, LK_BF16, LK_KIND_BF16,     0 },
+    { "all-to-all 256 MB, 60 % 0 together", 256 * MB, LK_FP32, LK_FP32, LK_KIND_EXCHANGE, 12, .together = true },
+    { "all-to-all 256 MB, 75 % 0 together", 256 * MB, LK_FP32, LK_FP32, LK_KIND_EXCHANGE, 15, .together = true },
+    { "all-to-all 256 MB, 90 % 0 together", 256 * MB, LK_FP32, LK_FP32, LK_KIND_EXCHANGE, 18, .together = true },
+    { "all-to-all 256 MB, 60 % 0 masked", 256 * MB, LK_FP32, LK_FP32, LK_KIND_EXCHANGE, 12, .masked = true },
+    { "all-to-all 256 MB, 75 % 0 masked", 256 * MB, LK_FP32, LK_FP32, LK_KIND_EXCHANGE, 15, .masked = true },
+    { "all-to-all 256 MB, 90 % 0 masked", 256 * MB, LK_FP32, LK_FP32, LK_KIND_EXCHANGE, 18, .masked = true },
+    { "all-to-all 256 MB, 90 % 0 together, masked", 256 * MB, LK_FP32, LK_FP32, LK_KIND_EXCHANGE, 18, .together = true, .masked = true },
 };
 /* clang-format on */
 #define CASES ((int)(sizeof(cases) / sizeof(*cases)))
@@ -122,9 +131,15 @@ static size_t bytes_of(const struct bench_case *c)
 
 /* ---- values: small integers, of which every sum is exact in each type ---- */
 
+/* Rows that are zeros or not as one. */
+static size_t together(const struct bench_case *c)
+{
+    return c->together ? TOGETHER / shrink + 1 : 1;
+}
+
 static float value_of(const struct bench_case *c, uint32_t rank, size_t i)
 {
-    if (i / ROW_VALUES < c->zero_rows)
+    if (i / ROW_VALUES / together(c) < c->zero_rows)
         return 0;
     return (float)((i * 7 + (size_t)rank * 3) % (128 / bench.ranks) + 1);
 }
@@ -133,11 +148,11 @@ static float value_of(const struct bench_case *c, uint32_t rank, size_t i)
 static uint8_t *period_of(const struct bench_case *c, uint32_t rank)
 {
     size_t each = c->type == LK_FP32 ? 4 : 2;
-    uint8_t *values = malloc(PERIOD * each);
+    uint8_t *values = malloc(PERIOD(c) * each);
 
     if (!values)
         exit(1);
-    for (size_t i = 0; i < PERIOD; i++) {
+    for (size_t i = 0; i < PERIOD(c); i++) {
         float x = 0;
         uint8_t bytes[4];
 
@@ -152,7 +167,7 @@ static uint8_t *period_of(const struct bench_case *c, uint32_t rank)
 
 static size_t period_bytes(const struct bench_case *c)
 {
-    return PERIOD * (c->type == LK_FP32 ? 4 : 2);
+    return PERIOD(c) * (c->type == LK_FP32 ? 4 : 2);
 }
 
 static void move(void *to, const void *from, size_t bytes)
@@ -161,6 +176,20 @@ static void move(void *to, const void *from, size_t bytes)
         CUDA(cudaMemcpy(to, from, bytes, cudaMemcpyDefault));
     else
         memcpy(to, from, bytes);
+}
+
+/* Of the rows of a rank's input. */
+static void fill_mask(const struct bench_case *c, struct rank *r)
+{
+    uint32_t bits[MASK_BYTES / 4] = { 0 };
+    size_t rows = bench.most / ROW_BYTES;
+
+    if (rows > MASK_BYTES * 8)
+        exit(1);
+    for (size_t row = 0; row < rows; row++)
+        if (row / together(c) % ROWS >= c->zero_rows)
+            bits[row / 32] |= UINT32_C(1) << row % 32;
+    move(r->mask, bits, sizeof(bits));
 }
 
 static void fill(const struct bench_case *c)
@@ -179,6 +208,7 @@ static void fill(const struct bench_case *c)
             done += size;
         }
         free(values);
+        fill_mask(c, &bench.of[r]);
     }
     filled = c;
 }
@@ -372,7 +402,7 @@ static void print(const struct row *row, const struct row *nccl, const struct ro
     double to_nccl = nccl ? median_of(nccl) / us : 0, to_base = base ? median_of(base) / us : 0;
     uint32_t ctas = row->number == NCCL ? 0 : row->ctas;
 
-    printf("%-28s %4d %-40s %3u %9.2f %9.2f %9.2f %7.1f %6.3f %6.3f  %s\n", row->c->what,
+    printf("%-42s %4d %-40s %3u %9.2f %9.2f %9.2f %7.1f %6.3f %6.3f  %s\n", row->c->what,
            row->number, row->name, ctas, us, p10, p90, (double)row->bytes / us / 1000, to_nccl,
            to_base, row->verified ? "right" : "WRONG");
     printf("{\"schema\":\"loongcomm.peers/1\",\"case\":\"%s\",\"variant\":%d,\"name\":\"%s\","
@@ -467,7 +497,8 @@ static void set_up(void)
         if (!bench.cuda) {
             r->in = malloc(bench.most);
             r->out = malloc(bench.most);
-            if (!r->in || !r->out)
+            r->mask = malloc(MASK_BYTES);
+            if (!r->in || !r->out || !r->mask)
                 exit(1);
             continue;
         }
@@ -481,6 +512,7 @@ static void set_up(void)
         CUDA(cudaEventCreate(&r->other_end));
         CUDA(cudaMalloc((void **)&r->in, bench.most));
         CUDA(cudaMalloc((void **)&r->out, bench.most));
+        CUDA(cudaMalloc((void **)&r->mask, MASK_BYTES));
     }
     if (bench.cuda)
         CUDA(cudaMallocHost((void **)&fetched, CHECKED));
@@ -588,7 +620,7 @@ int main(int argc, char **argv)
     if (chosen.beside && bench.cuda)
         library_gemm_open(8192);
     chosen.beside = chosen.beside && bench.cuda;
-    printf("%-28s %4s %-40s %3s %9s %9s %9s %7s %6s %6s\n", "case", "no", "candidate", "CTA",
+    printf("%-42s %4s %-40s %3s %9s %9s %9s %7s %6s %6s\n", "case", "no", "candidate", "CTA",
            "median us", "p10", "p90", "GB/s", "x NCCL", "x ours");
     for (int i = 0; i < chosen.ctas.n; i++) {
         uint32_t ctas = (uint32_t)chosen.ctas.of[i];

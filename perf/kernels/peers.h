@@ -18,6 +18,7 @@
 #define CANDIDATES_MAX 48
 #define SAMPLES_MAX    256
 #define NCCL           (-1) /* number of that candidate; others are variants */
+#define ROW_BYTES      4096 /* of an all-to-all in fp32 */
 
 struct bench_case {
     const char *what;
@@ -25,6 +26,8 @@ struct bench_case {
     enum lk_type type, wire;
     enum lk_variant_kind kind;
     uint32_t zero_rows; /* of ROWS */
+    bool together;      /* many of them one behind another, then as many others */
+    bool masked;        /* the call is told which they are */
 };
 
 /* One candidate with one case. */
@@ -46,6 +49,7 @@ struct rank {
     cudaStream_t stream, other; /* other: what runs beside */
     cudaEvent_t begin, end, other_begin, other_end;
     uint8_t *in, *out;
+    uint32_t *mask; /* a bit for each row of `in` that is not zeros */
     struct lk_rings rings;
 };
 

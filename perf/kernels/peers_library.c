@@ -129,13 +129,14 @@ static int exchange(const struct row *row, const struct rank *r, size_t at)
 {
     struct lk_message sends[RANKS_MAX], recvs[RANKS_MAX];
     size_t part = row->bytes / bench.ranks;
+    struct lk_row_mask mask = { r->in, r->mask, bench.most / ROW_BYTES, ROW_BYTES };
 
     for (uint32_t p = 0; p < bench.ranks; p++) {
         sends[p] = (struct lk_message){ r->in + at + p * part, part, p, 1 };
         recvs[p] = (struct lk_message){ r->out + at + p * part, part, p, 0 };
     }
-    return lib.lk_rings_exchange(&r->rings, sends, bench.ranks, recvs, bench.ranks, NULL, row->ctas,
-                                 r->stream);
+    return lib.lk_rings_exchange(&r->rings, sends, bench.ranks, recvs, bench.ranks,
+                                 row->c->masked ? &mask : NULL, row->ctas, r->stream);
 }
 
 void library_call(const struct row *row, uint32_t rank, size_t at)
