@@ -61,6 +61,7 @@ struct lc_bench_case {
     bool inplace;
     bool graph;    /* calls are captured once and replayed */
     bool sendrecv; /* all-to-all as a group of sends and receives */
+    bool mask;     /* libloongcomm.so is told which rows of an all-to-all are not zero */
     int tensors;   /* all-reduce as a group of so many, of equal size but for the last */
     unsigned bits; /* significant bits of a sum, at most */
     uint64_t seed;
@@ -83,6 +84,7 @@ struct lc_bench_options {
     bool inplace;
     bool graph;
     bool sendrecv;
+    bool mask;
     int tensors;
     unsigned bits;
     double budget_s;
@@ -178,6 +180,10 @@ void lc_bench_rows_layout(size_t bytes, struct lc_bench_rows *out);
 size_t lc_bench_rows_live(const struct lc_bench_case *kase, const struct lc_bench_rows *rows,
                           int src, int dst, size_t expert);
 double lc_bench_live_share(const struct lc_bench_case *kase, int ranks); /* what was really drawn */
+/* Of the rows of a rank's send buffer: bit r % 32 of bits[r / 32] is 1 where row r is not zero. The number of rows; 0: the
+ * case has none that fill it. bits: all zero before, NULL: the number alone. */
+size_t lc_bench_fill_mask(const struct lc_bench_case *kase, int ranks, int rank, uint32_t *bits);
+
 void lc_bench_fill_send(const struct lc_bench_case *kase, int ranks, int rank, void *out);
 void lc_bench_fill_expected(const struct lc_bench_case *kase, int ranks, int rank, void *out);
 void lc_bench_encode(const struct lc_bench_dtype *dtype, int64_t value, void *out);

@@ -108,6 +108,7 @@ static int add_dtype(const struct lc_bench_options *options, int ranks, int dtyp
         .inplace = options->inplace,
         .graph = options->graph,
         .sendrecv = options->sendrecv,
+        .mask = options->mask,
         .tensors = options->tensors,
         .bits = options->bits,
         .seed = options->seed,
@@ -172,7 +173,8 @@ void lc_bench_case_text(const struct lc_bench_case *kase, char *text, size_t siz
     lc_bench_size_text(kase->bytes, bytes, sizeof(bytes));
     if (kase->tensors > 1)
         snprintf(group, sizeof(group), " in %d tensors", kase->tensors);
-    snprintf(text, size, "%s %s%s %s live %g%s%s%s", lc_bench_op_names[kase->op], bytes, group,
+    snprintf(text, size, "%s %s%s %s live %g%s%s%s%s", lc_bench_op_names[kase->op], bytes, group,
              lc_bench_dtypes[kase->dtype].name, kase->live, kase->inplace ? " in place" : "",
-             kase->sendrecv ? " by send/recv" : "", kase->graph ? " in a graph" : "");
+             kase->sendrecv ? " by send/recv" : "", kase->mask ? " with a mask" : "",
+             kase->graph ? " in a graph" : "");
 }

@@ -131,6 +131,25 @@ static void fill_chunk(const struct lc_bench_case *kase, int ranks, int src, int
     }
 }
 
+size_t lc_bench_fill_mask(const struct lc_bench_case *kase, int ranks, int rank, uint32_t *bits)
+{
+    size_t bytes = chunk_bytes(kase, ranks);
+    struct lc_bench_rows rows;
+
+    lc_bench_rows_layout(bytes, &rows);
+    if (bytes % rows.row_bytes)
+        return 0;
+    for (int dst = 0; bits && dst < ranks; dst++) {
+        for (size_t r = 0; r < rows.rows; r++) {
+            size_t at = (size_t)dst * rows.rows + r;
+
+            if (r % rows.capacity < lc_bench_rows_live(kase, &rows, rank, dst, r / rows.capacity))
+                bits[at / 32] |= UINT32_C(1) << at % 32;
+        }
+    }
+    return rows.rows * (size_t)ranks;
+}
+
 /* Sign, exponent and fraction of an integer that needs at most mantissa + 1 bits. */
 static uint64_t float_bits(int64_t value, int exponent, int mantissa)
 {

@@ -28,6 +28,7 @@ static const char usage_text[] =
     "  --variants LIST              nccl, loongcomm (both)\n"
     "  --inplace                    all-reduce within one buffer\n"
     "  --sendrecv                   all-to-all as a group of sends and receives\n"
+    "  --mask                       tell libloongcomm.so which rows of an all-to-all are not zero\n"
     "  --tensors N                  all-reduce the buffer in N parts, as one group (1)\n"
     "  --graph                      capture the calls once and replay them\n"
     "  --bits N                     sums have at most N significant bits (20);\n"
@@ -54,6 +55,7 @@ enum option_id {
     OPT_VARIANTS,
     OPT_INPLACE,
     OPT_SENDRECV,
+    OPT_MASK,
     OPT_TENSORS,
     OPT_GRAPH,
     OPT_BITS,
@@ -80,6 +82,7 @@ static const struct option long_options[] = {
     { "variants",   required_argument, NULL, OPT_VARIANTS  },
     { "inplace",    no_argument,       NULL, OPT_INPLACE   },
     { "sendrecv",   no_argument,       NULL, OPT_SENDRECV  },
+    { "mask",       no_argument,       NULL, OPT_MASK      },
     { "tensors",    required_argument, NULL, OPT_TENSORS   },
     { "graph",      no_argument,       NULL, OPT_GRAPH     },
     { "bits",       required_argument, NULL, OPT_BITS      },
@@ -308,6 +311,7 @@ static int parse_one(int id, const char *text, struct lc_bench_options *o)
     case OPT_VARIANTS: return parse_variants(text, o->variants);
     case OPT_INPLACE: o->inplace = true; return 0;
     case OPT_SENDRECV: o->sendrecv = true; return 0;
+    case OPT_MASK: o->mask = true; return 0;
     case OPT_TENSORS: return parse_int(text, 1, &o->tensors);
     case OPT_GRAPH: o->graph = true; return 0;
     case OPT_BITS:
@@ -342,8 +346,8 @@ static int check_together(const struct lc_bench_options *o)
         fprintf(stderr, "loongcomm-bench: --tensors is for allreduce\n");
         return -EINVAL;
     }
-    if (o->sendrecv && o->op != LC_BENCH_ALLTOALL) {
-        fprintf(stderr, "loongcomm-bench: --sendrecv is for alltoall\n");
+    if ((o->sendrecv || o->mask) && o->op != LC_BENCH_ALLTOALL) {
+        fprintf(stderr, "loongcomm-bench: --sendrecv and --mask are for alltoall\n");
         return -EINVAL;
     }
     if (!o->variants[LC_BENCH_OURS] && (o->no_preload || o->n_env)) {

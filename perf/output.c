@@ -167,6 +167,7 @@ static void write_record(struct lc_bench_output *output, const struct lc_bench_c
     lc_json_key_bool(json, "inplace", kase->inplace);
     lc_json_key_bool(json, "graph", kase->graph);
     lc_json_key_bool(json, "sendrecv", kase->sendrecv);
+    lc_json_key_bool(json, "mask", kase->mask);
     lc_json_key_int(json, "tensors", kase->tensors);
     lc_json_key_string(json, "variant", lc_bench_side_name(output->bench->options, variant));
     lc_json_key_double(json, "median_us", f->median);

@@ -88,9 +88,10 @@ static void name_case(const cJSON *item, struct lc_result *out)
 
     if (out->tensors > 1)
         snprintf(group, sizeof(group), " in %.0f tensors", out->tensors);
-    snprintf(out->key, sizeof(out->key), "%.20s %.0f bytes%s %.20s, %.0f ranks, live %g %s %s %s",
-             out->op, out->bytes, group, out->dtype, out->ranks, out->live,
-             flag_text(item, "inplace"), flag_text(item, "graph"), flag_text(item, "sendrecv"));
+    snprintf(out->key, sizeof(out->key),
+             "%.20s %.0f bytes%s %.20s, %.0f ranks, live %g %s %s %s %s", out->op, out->bytes,
+             group, out->dtype, out->ranks, out->live, flag_text(item, "inplace"),
+             flag_text(item, "graph"), flag_text(item, "sendrecv"), flag_text(item, "mask"));
     for (size_t end = strlen(out->key); end > 0 && out->key[end - 1] == ' '; end--)
         out->key[end - 1] = '\0';
 }

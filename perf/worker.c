@@ -41,9 +41,12 @@ struct worker {
     int n_events;
     /* the case */
     struct lc_bench_case kase;
-    char *send; /* `slots` buffers, `stride` apart, all with the same content */
-    char *recv; /* likewise; in place: the same memory */
-    char *orig; /* in place: what a buffer holds before a call */
+    char *send;     /* `slots` buffers, `stride` apart, all with the same content */
+    char *recv;     /* likewise; in place: the same memory */
+    char *orig;     /* in place: what a buffer holds before a call */
+    uint32_t *mask; /* of the rows of a buffer; NULL: nobody is told */
+    size_t mask_rows;
+    int (*set_mask)(ncclComm_t, const uint32_t *, size_t, size_t, cudaStream_t); /* ours alone */
     size_t stride;
     int slots;
     unsigned next; /* slot of the next call, modulo slots */
@@ -240,7 +243,10 @@ static int drop_case(struct worker *w)
     char *send = w->send;
     char *orig = w->orig;
 
+    uint32_t *mask = w->mask;
+
     w->send = w->recv = w->orig = NULL;
+    w->mask = NULL;
     free(w->expected);
     free(w->got);
     w->expected = w->got = NULL;
@@ -252,6 +258,8 @@ static int drop_case(struct worker *w)
         CUDA(w, Free(recv));
     if (orig)
         CUDA(w, Free(orig));
+    if (mask)
+        CUDA(w, Free(mask));
     return 0;
 }
 
@@ -288,6 +296,30 @@ static int allocate(struct worker *w, size_t rotate)
     return 0;
 }
 
+static int make_mask(struct worker *w)
+{
+    size_t bytes, rows = lc_bench_fill_mask(&w->kase, w->ranks, w->rank, NULL);
+    uint32_t *bits;
+    int err;
+
+    w->set_mask = (__typeof__(w->set_mask))(uintptr_t)dlsym(RTLD_DEFAULT, "loongcommSetMask");
+    if (!w->kase.mask || !w->set_mask)
+        return 0;
+    if (!rows)
+        return fail(w, "no rows of equal size fill the buffer");
+    bytes = (rows + 31) / 32 * 4;
+    bits = calloc(1, bytes);
+    if (!bits)
+        return fail(w, "out of memory");
+    w->mask_rows = lc_bench_fill_mask(&w->kase, w->ranks, w->rank, bits);
+    err = cuda_failed(w, cudaMalloc((void **)&w->mask, bytes), "cudaMalloc");
+    if (!err)
+        err = cuda_failed(w, cudaMemcpy(w->mask, bits, bytes, cudaMemcpyHostToDevice),
+                          "cudaMemcpy");
+    free(bits);
+    return err;
+}
+
 static int prepare_case(struct worker *w, const struct lc_bench_request *request)
 {
     size_t bytes = request->kase.bytes;
@@ -296,7 +328,7 @@ static int prepare_case(struct worker *w, const struct lc_bench_request *request
     if (drop_case(w))
         return -EIO;
     w->kase = request->kase;
-    if (allocate(w, request->rotate))
+    if (allocate(w, request->rotate) || make_mask(w))
         return -EIO;
     first = w->kase.inplace ? w->orig : w->send;
     w->reply->slots = w->slots;
@@ -369,6 +401,9 @@ static int one_call(struct worker *w, int slot)
         NCCL(w, AllGather(send, recv, count / (size_t)w->ranks, dtype->nccl, w->comm, w->stream));
         return 0;
     }
+    if (w->mask &&
+        w->set_mask(w->comm, w->mask, w->mask_rows, w->kase.bytes / w->mask_rows, w->stream) < 0)
+        return fail(w, "loongcommSetMask has refused a mask of %zu rows", w->mask_rows);
     if (w->kase.sendrecv)
         return send_receive(w, send, recv);
     NCCL(w, AlltoAll(send, recv, count / (size_t)w->ranks, dtype->nccl, w->comm, w->stream));
