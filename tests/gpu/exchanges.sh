@@ -83,7 +83,7 @@ end=$((SECONDS + ${3:-170}))
 
 measured large "" --budget 8 --sizes 16M,256M
 measured masked "" --mask --budget 4 --sizes 256M --live 0.4,0.25,0.1
-beside kernels-zeros 10,11,4,19,20,21,22,23,24,25 --ctas 64 --rounds 3
+beside kernels-zeros 10,11,4,28,29,30,31,32,33,34 --ctas 64 --rounds 3
 measured graph "" --graph --budget 3 --sizes 64K,256K,1M,4M --live 1.0
 for ctas in 32 48; do
     measured "graph-$ctas" "" --env-b NCCL_MAX_CTAS=$ctas --graph --budget 1 --sizes 4M --live 1.0
