@@ -44,8 +44,8 @@ static void count_in(struct lc_peers *peers, bool in)
 #define SLOTS_OF_CTA       8
 #define EXCHANGE_CTAS_MOST 64 /* of one between GPUs */
 /* For one of the shape's: one in each leg of reductions, two for exchanges. Two ranks have as many again for these. */
-#define SLOTS_EACH 4
-#define LINES      ((uint32_t)64 << 10)
+#define SLOTS_EACH  4
+#define LINES_LEAST ((size_t)64 << 10)
 
 static bool reserve(const struct lc_peers_facts *facts, size_t bytes)
 {
@@ -62,14 +62,22 @@ size_t lc_peers_reserved(int device)
     return atomic_load_explicit(&used[(unsigned)device % DEVICES], memory_order_relaxed);
 }
 
+/* Of the largest one-shot call. Everybody sends everything to everybody, so that more ranks have less to gain; of a segment
+ * these are 4 MB to 8 MB. */
+static uint32_t line_bytes_for(uint32_t ranks)
+{
+    size_t bytes = LK_LINES_MAX / (ranks - 1) / LINES_LEAST * LINES_LEAST;
+
+    return (uint32_t)(bytes < LINES_LEAST ? LINES_LEAST : bytes);
+}
+
 /* From what all ranks share. Few slots cost speed only, and so do few channels, which are what a CTA has one or two of. */
 static struct lk_ring_shape shape_for(const struct lc_peers *peers)
 {
-    struct lk_ring_shape shape = { .ranks = (uint32_t)peers->facts.ranks,
-                                   .channels = 64,
-                                   .line_bytes = LINES };
+    struct lk_ring_shape shape = { .ranks = (uint32_t)peers->facts.ranks, .channels = 64 };
     size_t slots;
 
+    shape.line_bytes = line_bytes_for(shape.ranks);
     if (peers->facts.kernels > 1) /* there are exchanges */
         shape.short_bytes = (uint32_t)(peers->facts.short_bytes < LK_SHORT_MAX
                                            ? peers->facts.short_bytes
@@ -80,6 +88,9 @@ static struct lk_ring_shape shape_for(const struct lc_peers *peers)
         shape.channels /= 2;
     slots = peers->facts.start / ((size_t)SLOTS_EACH * shape.channels * LK_SLOT_BYTES);
     shape.slots = slots < 1 ? 1 : slots > LK_SLOTS_MAX ? LK_SLOTS_MAX : (uint32_t)slots;
+    while (shape.line_bytes > LINES_LEAST &&
+           peers->backend->lk_ring_bytes(&shape) > peers->facts.cap)
+        shape.line_bytes -= LINES_LEAST;
     while (shape.slots > 1 && peers->backend->lk_ring_bytes(&shape) > peers->facts.cap)
         shape.slots /= 2;
     while (shape.channels > CHANNELS_LEAST &&

@@ -49,7 +49,9 @@ bool lc_policy_one_shot(const struct lc_situation *now, size_t bytes,
 {
     const struct lc_profile_rule *rule = rule_for(LC_OP_ALL_REDUCE, now, false, bytes);
 
-    return rule ? rule->algorithm == LC_PROFILE_ONE_SHOT : config->peer == LC_PEER_FORCE;
+    return rule ? rule->algorithm == LC_PROFILE_ONE_SHOT
+                : config->peer == LC_PEER_FORCE &&
+                      bytes <= config->one_shot_bytes / (uint64_t)(now->ranks - 1);
 }
 
 uint32_t lc_policy_ctas(const struct lc_op *op, const struct lc_situation *now, bool bf16_wire,
@@ -97,6 +99,14 @@ static bool takes_rings(const struct lc_op *op, const struct lc_situation *now, 
         return false;
     return config->peer == LC_PEER_FORCE ||
            (config->peer == LC_PEER_AUTO && is_known_to_win(op, now, cuts_bytes));
+}
+
+/* What takes one step anyway need not be rounded. Of a group's calls only all together say whether they do. */
+static bool is_one_shot(const struct lc_op *op, const struct lc_situation *now, uint64_t bytes,
+                        const struct lc_config *config)
+{
+    return op->kind == LC_OP_ALL_REDUCE && !now->grouped && takes_rings(op, now, false, config) &&
+           lc_policy_one_shot(now, bytes, config);
 }
 
 #define ABSURD (UINT64_C(1) << 47) /* bytes */
@@ -153,7 +163,8 @@ struct lc_choice lc_policy(const struct lc_op *op, const struct lc_situation *no
     if (!reduction || now->ranks < 2 || is_absurd(op, now->ranks))
         return nccl(LC_NCCL_NO_FASTER_PATH);
     wants_cast = can_cast(op, now, config) && bytes >= config->min_bytes &&
-                 !is_small_on_one_machine(now, bytes, config);
+                 !is_small_on_one_machine(now, bytes, config) &&
+                 !is_one_shot(op, now, bytes, config);
     wants_pack = can_pack(op, now, config) && bytes > 0 && bytes <= LC_PACK_BYTES;
     wants_rings = takes_rings(op, now, wants_cast, config);
     if (!wants_cast && !wants_pack && !wants_rings) {

@@ -39,6 +39,17 @@ static size_t data_bytes(const struct lc_op *op, const struct lk_buffers *list, 
     return lc_op_bytes(&all, ranks);
 }
 
+/* As it is in the list: the wire's type is the data's. */
+static bool is_one_shot(const struct lc_op *op, const struct lc_situation *now,
+                        const struct lk_rings *rings, const struct lk_reduction *how,
+                        const struct lk_buffers *list, size_t n)
+{
+    size_t bytes = data_bytes(op, list, n, now->ranks);
+
+    return op->kind == LC_OP_ALL_REDUCE && lc_policy_one_shot(now, bytes, lc_process_config()) &&
+           op->comm->reducer->backend->lk_lines_bytes(how, list, n) <= rings->shape.line_bytes;
+}
+
 int lc_rings_launch(const struct lc_op *op, const struct lc_redop *redop,
                     const struct lk_buffers *list, size_t n, cudaStream_t stream,
                     enum lc_outcome *outcome)
@@ -49,28 +60,27 @@ int lc_rings_launch(const struct lc_op *op, const struct lc_redop *redop,
     const struct lk_rings *rings = lc_peers_rings(reducer->peers, op->generation);
     struct lc_situation now = { .ranks = comm->facts.ranks, .profile = lc_machine_profile() };
     struct lk_reduction how = { .type = lc_lk_type(op->type), .rounding = LK_NEAREST };
+    size_t bytes = data_bytes(op, list, n, comm->facts.ranks);
     struct lk_scale pre;
-    size_t bytes;
     uint32_t ctas;
+    bool one_shot;
 
-    how.wire = *outcome == LC_RINGS_BF16 ? LK_BF16 : how.type;
+    how.wire = how.type;
     place_factor(op, redop, comm->facts.ranks, &pre, &how.post);
     how.pre = &pre;
-    bytes = data_bytes(op, list, n, comm->facts.ranks);
+    one_shot = is_one_shot(op, &now, rings, &how, list, n);
+    if (one_shot)
+        *outcome = LC_RINGS_LINES;
+    else if (*outcome == LC_RINGS_BF16)
+        how.wire = LK_BF16;
     ctas = lc_policy_ctas(op, &now, how.wire != how.type, bytes,
                           lc_peers_ctas(reducer->peers, rings->shape.slots));
-    if (op->kind == LC_OP_REDUCE_SCATTER) {
-        lc_sizing_note(&reducer->sizing,
-                       bytes / (how.wire == how.type ? 1 : 2) / rings->shape.ranks);
-        return backend->lk_rings_reduce_scatter(rings, &how, list, n, ctas, stream);
-    }
-    if (how.wire == how.type && lc_policy_one_shot(&now, bytes, lc_process_config()) &&
-        backend->lk_lines_bytes(&how, list, n) <= rings->shape.line_bytes) {
-        *outcome = LC_RINGS_LINES;
+    if (one_shot)
         return backend->lk_lines_all_reduce(rings, &how, list, n, ctas, stream);
-    }
     lc_sizing_note(&reducer->sizing, bytes / (how.wire == how.type ? 1 : 2) / rings->shape.ranks);
-    return backend->lk_rings_all_reduce(rings, &how, list, n, ctas, stream);
+    return op->kind == LC_OP_REDUCE_SCATTER
+               ? backend->lk_rings_reduce_scatter(rings, &how, list, n, ctas, stream)
+               : backend->lk_rings_all_reduce(rings, &how, list, n, ctas, stream);
 }
 
 /* A failure of ours after commit is an error at every rank: never a silent way around it. */

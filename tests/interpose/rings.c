@@ -2,7 +2,7 @@
  *
  * Reductions through rings beside NCCL's own, on the rig: the same calls on a communicator that stays with NCCL, since
  * it is not blocking. LOONGCOMM_PEER=force, LOONGCOMM_ALLREDUCE_WIRE=data. argv: ranks, and "profile" if one is to say
- * where rings win instead. */
+ * where rings win instead, or "small" for what goes in one step, also with LOONGCOMM_ALLREDUCE_WIRE=bf16. */
 #include "tests/interpose/profile_file.h"
 #include "tests/interpose/said.h"
 #include "tests/rig/test_nccl.h"
@@ -29,8 +29,8 @@ struct job {
 struct call {
     bool scatter, in_place;
     ncclDataType_t type;
-    ncclRedOp_t op;
-    size_t count, skip; /* elements in front of the buffers */
+    ncclRedOp_t op, own; /* own: of the other communicator, where a call's is made for one */
+    size_t count, skip;  /* elements in front of the buffers */
 };
 
 static size_t size_of(ncclDataType_t type)
@@ -71,11 +71,12 @@ static double value_of(ncclDataType_t type, const void *data, size_t i)
 static void issue(const struct job *job, ncclComm_t comm, const struct call *call, void *out)
 {
     char *in = job->send + call->skip * size_of(call->type);
+    ncclRedOp_t op = comm == job->plain && call->op >= ncclNumOps ? call->own : call->op;
 
     if (call->scatter)
-        NCCL(ncclReduceScatter(in, out, call->count, call->type, call->op, comm, job->stream));
+        NCCL(ncclReduceScatter(in, out, call->count, call->type, op, comm, job->stream));
     else
-        NCCL(ncclAllReduce(in, out, call->count, call->type, call->op, comm, job->stream));
+        NCCL(ncclAllReduce(in, out, call->count, call->type, op, comm, job->stream));
 }
 
 /* Two ranks: bit for bit. More: NCCL rounds 16-bit sums at every hop and adds in another order. */
@@ -154,15 +155,12 @@ static void set_up(struct job *job)
     job->want = device_alloc((MOST + 8) * (size_t)4);
 }
 
-static int rank_main(int rank, int n, void *arg)
+static void every_size(const struct job *job)
 {
     static const ncclDataType_t types[] = { ncclFloat32, ncclBfloat16, ncclFloat16 };
     static const size_t counts[] = { 1, 3, 1000, 8192, 16384, 16385, 65537, MOST };
-    struct job job = { .rank = rank, .n = n };
     unsigned salt = 0;
 
-    set_up(&job);
-    until_rings(&job);
     for (int t = 0; t < 3; t++) {
         for (size_t c = 0; c < sizeof(counts) / sizeof(*counts); c++) {
             for (int way = 0; way < 4; way++) {
@@ -173,10 +171,74 @@ static int rank_main(int rank, int n, void *arg)
                                      .count = counts[c],
                                      .skip = salt % 5 };
 
-                run(&job, &call, salt++);
+                run(job, &call, salt++);
             }
         }
     }
+}
+
+/* The same call in a graph that is replayed. */
+static void run_captured(const struct job *job, const struct call *call, unsigned salt)
+{
+    cudaGraphExec_t exec;
+    cudaGraph_t graph;
+
+    fill(job, call->type, salt);
+    issue(job, job->plain, call, job->want);
+    CHECK(comm_settle(job->plain) == ncclSuccess);
+    CUDA(cudaStreamBeginCapture(job->stream, cudaStreamCaptureModeThreadLocal));
+    issue(job, job->ours, call, job->recv);
+    CUDA(cudaStreamEndCapture(job->stream, &graph));
+    CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    for (int i = 0; i < 3; i++) {
+        CUDA(cudaMemsetAsync(job->recv, 0xa5, call->count * size_of(call->type), job->stream));
+        CUDA(cudaGraphLaunch(exec, job->stream));
+        CUDA(cudaStreamSynchronize(job->stream));
+        compare(job, call, job->recv);
+    }
+    CUDA(cudaGraphExecDestroy(exec));
+    CUDA(cudaGraphDestroy(graph));
+}
+
+/* Two ranks: not a bit is lost, whatever may travel as bf16. */
+static void every_small_size(const struct job *job)
+{
+    static const size_t counts[] = { 1, 256, 16384, 20000, 65536 };
+    ncclRedOp_t ops[] = { ncclSum, ncclAvg, ncclSum }, same;
+    float factor = 0.75F;
+    unsigned salt = 0;
+
+    NCCL(ncclRedOpCreatePreMulSum(&ops[2], &factor, ncclFloat32, ncclScalarHostImmediate,
+                                  job->ours));
+    NCCL(
+        ncclRedOpCreatePreMulSum(&same, &factor, ncclFloat32, ncclScalarHostImmediate, job->plain));
+    for (size_t c = 0; c < sizeof(counts) / sizeof(*counts); c++) {
+        for (int o = 0; o < 3; o++) {
+            struct call call = { .type = ncclFloat32,
+                                 .op = ops[o],
+                                 .own = same,
+                                 .count = counts[c] };
+
+            run(job, &call, salt++);
+            call.in_place = true;
+            run(job, &call, salt++);
+            run_captured(job, &call, salt++);
+        }
+    }
+    NCCL(ncclRedOpDestroy(ops[2], job->ours));
+    NCCL(ncclRedOpDestroy(same, job->plain));
+}
+
+static int rank_main(int rank, int n, void *arg)
+{
+    struct job job = { .rank = rank, .n = n };
+
+    set_up(&job);
+    until_rings(&job);
+    if (arg)
+        every_small_size(&job);
+    else
+        every_size(&job);
     NCCL(ncclCommDestroy(job.ours));
     NCCL(ncclCommFinalize(job.plain) <= ncclInProgress ? ncclSuccess : ncclSystemError);
     CHECK(comm_settle(job.plain) == ncclSuccess);
@@ -222,15 +284,16 @@ static void check_reports(void)
 int main(int argc, char **argv)
 {
     int n = argc > 1 ? atoi(argv[1]) : 2;
+    bool small = argc > 2 && strcmp(argv[2], "small") == 0;
 
-    if (argc > 2)
+    if (argc > 2 && !small)
         use_profile(n);
     said_begin();
     meeting = meeting_new();
     shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(shared != MAP_FAILED);
-    n = lc_ranks_run(n, rank_main, NULL, 200);
-    if (argc > 2 && n == 0)
+    n = lc_ranks_run(n, rank_main, small ? &small : NULL, 200);
+    if (argc > 2 && !small && n == 0)
         check_reports();
     return n;
 }

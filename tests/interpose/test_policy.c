@@ -14,6 +14,7 @@ static struct lc_config config_with(enum lc_peer peer, enum lc_wire wire)
                                 .allreduce_wire = wire,
                                 .peer = peer,
                                 .min_bytes = 65536,
+                                .one_shot_bytes = 262144,
                                 .coalesce = true,
                                 .exact = LC_EXACT_FP32 };
 
@@ -234,11 +235,30 @@ static void sums_of_16_bits_can_be_left_to_nccl(void)
 static void small_calls_go_in_one_step_if_forced(void)
 {
     struct lc_config config = config_with(LC_PEER_FORCE, LC_WIRE_DATA);
-    const struct lc_situation now = { .ranks = 4 };
+    const struct lc_situation now = { .ranks = 4 }, pair = { .ranks = 2 };
 
-    CHECK(lc_policy_one_shot(&now, 4, &config));
+    CHECK(lc_policy_one_shot(&now, 4, &config) && lc_policy_one_shot(&now, 87380, &config));
+    CHECK(!lc_policy_one_shot(&now, 87384, &config));
+    CHECK(lc_policy_one_shot(&pair, 262144, &config) &&
+          !lc_policy_one_shot(&pair, 262148, &config));
     config.peer = LC_PEER_AUTO;
     CHECK(!lc_policy_one_shot(&now, 4, &config));
+}
+
+/* Whatever may be rounded: nothing is gained by it. In a group nobody knows yet how much there will be. */
+static void what_goes_in_one_step_stays_exact(void)
+{
+    static const struct row rows[] = {
+        {AR,  16384, ncclFloat32, ncclSum, true,  false, true, LC_PATH_RINGS, LC_RINGS     },
+        { AR, 65536, ncclFloat32, ncclAvg, true,  false, true, LC_PATH_RINGS, LC_RINGS     },
+        { AR, 65537, ncclFloat32, ncclSum, true,  false, true, LC_PATH_RINGS, LC_RINGS_BF16},
+        { AR, 16384, ncclFloat32, ncclSum, true,  true,  true, LC_PATH_RINGS, LC_RINGS_BF16},
+        { RS, 16384, ncclFloat32, ncclSum, true,  false, true, LC_PATH_RINGS, LC_RINGS_BF16},
+        { AR, 16384, ncclFloat32, ncclSum, false, false, true, LC_PATH_CAST,  LC_CAST_BF16 },
+    };
+    struct lc_config config = config_with(LC_PEER_FORCE, LC_WIRE_BF16);
+
+    check_rows_of(2, ROWS(rows), &config);
 }
 
 /* What was measured decides, and what was not is left to NCCL. */
@@ -246,7 +266,9 @@ static void a_profile_says_where_rings_win(void)
 {
     static const char text[] = "loongcomm.profile/1\ngpu g\nnccl 2.28.9\n"
                                "rings all-reduce 4 exact 4000 8000 one-shot 3\n"
-                               "rings all-reduce 4 exact 8000 0 two-shot 64\n"
+                               "rings all-reduce 4 exact 8000 900000 two-shot 64\n"
+                               "rings all-reduce 4 exact 900000 950000 one-shot 5\n"
+                               "rings all-reduce 4 exact 950000 0 two-shot 64\n"
                                "rings all-reduce 4 bf16 1000000 0 two-shot 16\n";
     static const struct row rows[] = {
         {AR,  999,    ncclFloat32,  ncclSum, true, false, true, LC_PATH_NCCL,  LC_NCCL_NO_FASTER_PATH},
@@ -257,6 +279,7 @@ static void a_profile_says_where_rings_win(void)
     };
     static const struct row narrow[] = {
         {AR,  249999, ncclFloat32, ncclSum, true, false, true, LC_PATH_CAST,  LC_CAST_BF16 },
+        { AR, 230000, ncclFloat32, ncclSum, true, false, true, LC_PATH_RINGS, LC_RINGS     },
         { AR, 250000, ncclFloat32, ncclSum, true, false, true, LC_PATH_RINGS, LC_RINGS_BF16},
         { AR, 1000,   ncclFloat32, ncclSum, true, false, true, LC_PATH_RINGS, LC_RINGS     },
     };
@@ -294,6 +317,7 @@ int main(void)
     switched_off_there_are_no_rings();
     sums_of_16_bits_can_be_left_to_nccl();
     small_calls_go_in_one_step_if_forced();
+    what_goes_in_one_step_stays_exact();
     a_profile_says_where_rings_win();
     return 0;
 }
