@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "kernels/blocks_internal.h"
-
-#include <errno.h>
-#include <stdbool.h>
+#include "kernels/rules_internal.h"
 
 static bool good_type(enum lk_type type)
 {
@@ -53,7 +50,10 @@ LK_API int lk_fold_forward(const struct lk_fold *fold, void *folded, void *strea
         .folded = folded,
         .wide = is_wide(fold) && (uintptr_t)folded % 16 == 0,
     };
-    return fold->rows ? lk_run_fold_forward(&launch, stream) : 0;
+    if (!fold->rows)
+        return 0;
+    lk_count_call(launch.wide);
+    return lk_run_fold_forward(&launch, stream);
 }
 
 LK_API int lk_fold_backward(const struct lk_fold *fold, const struct lk_fold_grads *grads,
@@ -79,6 +79,9 @@ LK_API int lk_fold_backward(const struct lk_fold *fold, const struct lk_fold_gra
         .wide = is_wide(fold) && ((uintptr_t)grads->dfolded | (uintptr_t)grads->dweight) % 16 == 0,
         .partials = grads->dgamma ? lk_fold_partials(fold->rows, fold->columns) : 0,
     };
-    return grads->dgamma || (grads->dweight && fold->rows) ? lk_run_fold_backward(&launch, stream)
-                                                           : 0;
+    if (!grads->dgamma && (!grads->dweight || !fold->rows))
+        return 0;
+    if (fold->rows)
+        lk_count_call(launch.wide);
+    return lk_run_fold_backward(&launch, stream);
 }

@@ -26,6 +26,11 @@ LK_API const char *lk_blas_error(void)
     return blas_error;
 }
 
+LK_API const char *lk_compute_error(void)
+{
+    return blas_error;
+}
+
 LK_API int lk_blas_open(const char *library, uint32_t flags, struct lk_blas **out)
 {
     struct lk_blas *blas;

@@ -105,6 +105,7 @@ LK_API int lk_moe_permute(const struct lk_moe_routing *routing, const struct lk_
 
     if (err || !routing->rows)
         return err;
+    lk_count_call(launch.wide);
     return lk_run_moe_permute(&launch, stream);
 }
 
@@ -116,6 +117,7 @@ LK_API int lk_moe_unpermute(const struct lk_moe_routing *routing, const struct l
 
     if (err || !routing->tokens)
         return err;
+    lk_count_call(launch.wide);
     return lk_run_moe_unpermute(&launch, stream);
 }
 
@@ -155,5 +157,6 @@ LK_API int lk_moe_unpermute_backward(const struct lk_moe_routing *routing,
     launch.wide = bases % 16 == 0 && (grads->columns | grads->dtoken_stride) % LK_VECTOR == 0 &&
                   (!grads->permuted || grads->permuted_stride % LK_VECTOR == 0) &&
                   (!grads->dpermuted || grads->dpermuted_stride % LK_VECTOR == 0);
+    lk_count_call(launch.wide);
     return lk_run_moe_unpermute_backward(&launch, stream);
 }

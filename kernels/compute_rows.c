@@ -53,6 +53,20 @@ static int check_matrices(const char *call, const struct matrix *matrices, size_
     return 0;
 }
 
+/* General ones, wide ones. Every call adds to one, lk_compute_counts() reads; relaxed, they order nothing. */
+static uint64_t counts[2];
+
+void lk_count_call(bool wide)
+{
+    __atomic_fetch_add(&counts[wide], 1, __ATOMIC_RELAXED);
+}
+
+LK_API void lk_compute_counts(struct lk_compute_counts *out)
+{
+    out->wide = __atomic_load_n(&counts[1], __ATOMIC_RELAXED);
+    out->general = __atomic_load_n(&counts[0], __ATOMIC_RELAXED);
+}
+
 static int make_swiglu(const char *call, const struct lk_swiglu *swiglu,
                        struct lk_swiglu_launch *out)
 {
@@ -85,7 +99,10 @@ LK_API int lk_swiglu_forward(const struct lk_swiglu *swiglu, void *h, uint64_t h
     };
     if (check_matrices(call, matrices, 2, swiglu->rows, swiglu->columns, &launch.wide))
         return -EINVAL;
-    return swiglu->rows ? lk_run_swiglu_forward(&launch, stream) : 0;
+    if (!swiglu->rows)
+        return 0;
+    lk_count_call(launch.wide);
+    return lk_run_swiglu_forward(&launch, stream);
 }
 
 LK_API int lk_swiglu_backward(const struct lk_swiglu *swiglu, const struct lk_swiglu_grads *grads,
@@ -109,7 +126,10 @@ LK_API int lk_swiglu_backward(const struct lk_swiglu *swiglu, const struct lk_sw
     if (check_matrices(call, matrices, 4, swiglu->rows, swiglu->columns, &launch.wide))
         return -EINVAL;
     launch.grads = *grads;
-    return swiglu->rows ? lk_run_swiglu_backward(&launch, stream) : 0;
+    if (!swiglu->rows)
+        return 0;
+    lk_count_call(launch.wide);
+    return lk_run_swiglu_backward(&launch, stream);
 }
 
 static int check_norm(const char *call, const struct lk_norm *n)
@@ -161,7 +181,10 @@ static int norm_forward(const struct lk_norm *norm, const struct lk_norm_forward
     launch.wide &= ((uintptr_t)norm->gamma | (uintptr_t)norm->beta) % 16 == 0;
     launch.norm = *norm;
     launch.forward = *forward;
-    return norm->rows ? lk_run_norm_forward(&launch, stream) : 0;
+    if (!norm->rows)
+        return 0;
+    lk_count_call(launch.wide);
+    return lk_run_norm_forward(&launch, stream);
 }
 
 LK_API int lk_norm_forward(const struct lk_norm *norm, const struct lk_norm_forward *forward,
@@ -206,6 +229,8 @@ int lk_norm_backward_beside(const struct lk_norm *norm, const struct lk_norm_bac
             return -EINVAL;
         launch.partials = partial_rows(norm);
     }
+    if (norm->rows)
+        lk_count_call(launch.wide);
     return lk_run_norm_backward(&launch, stream);
 }
 

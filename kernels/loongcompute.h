@@ -29,6 +29,20 @@ extern "C" {
 /* lk_load_all() for the functions below. */
 int lk_compute_load_all(void);
 
+/* What made the last function that returned -EINVAL in this thread do so: the call and the argument. An empty string before
+ * one has. */
+const char *lk_compute_error(void);
+
+/* Calls of this process, on rows of SwiGLU, norms, experts and folded weights, by how they were served. Those without rows
+ * are not counted. */
+struct lk_compute_counts {
+    uint64_t wide; /* by wide accesses */
+    uint64_t
+        general; /* element by element: a length or a stride is no multiple of LK_VECTOR, or an address of 16 */
+};
+
+void lk_compute_counts(struct lk_compute_counts *out);
+
 /* ---- AdamW over many tensors, with clipping by the global norm and a check for what is not finite ----
  *
  * lk_adamw_step() does, in two launches, for all tensors of a plan:

@@ -9,7 +9,7 @@
 
 #include <errno.h>
 
-/* Whether a rule is broken; then lk_blas_error() says so. */
+/* Whether a rule is broken; then lk_compute_error() says so. */
 static inline bool lk_breaks(const char *call, bool holds, const char *otherwise)
 {
     if (holds)
@@ -17,6 +17,9 @@ static inline bool lk_breaks(const char *call, bool holds, const char *otherwise
     lk_blas_fail(-EINVAL, "%s: %s", call, otherwise);
     return true;
 }
+
+/* wide: whether a call's rows are moved by wide accesses. For lk_compute_counts(). */
+void lk_count_call(bool wide);
 
 static inline bool lk_is_aligned(const void *pointer, unsigned int bytes)
 {

@@ -56,6 +56,7 @@ class Library:
         self.lib = ctypes.CDLL(path)
         self.lib.lk_backend.restype = ctypes.c_char_p
         self.lib.lk_error_text.restype = ctypes.c_char_p
+        self.lib.lk_compute_error.restype = ctypes.c_char_p
         for name in ("lk_adamw_table_bytes", "lk_adamw_workspace_bytes", "lk_norm_workspace_bytes",
                      "lk_moe_workspace_bytes"):
             getattr(self.lib, name).restype = ctypes.c_size_t
@@ -69,7 +70,7 @@ class Library:
 
     def check(self, result):
         if result:
-            raise RuntimeError(self.lib.lk_error_text(result).decode())
+            raise RuntimeError("%s; %s" % (self.lib.lk_error_text(result).decode(), self.lib.lk_compute_error().decode()))
 
     def prepare(self, name, *arguments):
         """A call of `name` with these arguments, structures by reference, on the stream that is current now."""

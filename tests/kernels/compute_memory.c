@@ -26,7 +26,7 @@ void compute_open(struct compute_target *target, const char *path)
 
 bool error_says(const struct compute_target *target, const char *call, const char *text)
 {
-    const char *error = target->lib.lk_blas_error();
+    const char *error = target->lib.lk_compute_error();
 
     if (strncmp(error, call, strlen(call)) == 0 && strstr(error, text))
         return true;

@@ -423,6 +423,29 @@ static void what_is_not_finite_stays_in_its_row(const struct compute_target *t)
     }
 }
 
+/* Of one row element by element is as right, but slower: callers see that it happened. */
+static void rows_that_are_not_aligned_are_counted(const struct compute_target *t)
+{
+    static const struct shape own[] = {
+        {3,  1024, 0, 0},
+        { 3, 1023, 0, 0},
+        { 3, 1024, 0, 1},
+    };
+    struct lk_compute_counts before, after;
+    uint64_t state = 79;
+
+    for (unsigned int i = 0; i < sizeof(own) / sizeof(*own); i++) {
+        struct norm_case *c = make_case(t, &own[i], FILL_RANDOM, 0, &state);
+
+        t->lib.lk_compute_counts(&before);
+        run_forward(c);
+        t->lib.lk_compute_counts(&after);
+        CHECK(after.wide - before.wide == (i == 0));
+        CHECK(after.general - before.general == (i != 0));
+        drop_case(c);
+    }
+}
+
 static void wrong_arguments_are_refused(const struct compute_target *t)
 {
     uint64_t state = 73;
@@ -459,5 +482,6 @@ void check_norm(const struct compute_target *t)
     outputs_may_be_left_out_or_replace_inputs(t);
     the_sum_without_a_residual_is_x(t);
     what_is_not_finite_stays_in_its_row(t);
+    rows_that_are_not_aligned_are_counted(t);
     wrong_arguments_are_refused(t);
 }
