@@ -78,6 +78,7 @@ if row build 120 build.log bash -c build_it; then
     grep -hE '^FAILED|[1-9][0-9]* rounded more than once' "$logs/compute.log" "$logs/attention.log"
     row "AdamW beside torch's" 60 adamw_torch.log python3 "$root/kernels/examples/adamw_torch.py" "$cuda"
     row "blocks beside torch's" 90 blocks_torch.log python3 "$root/kernels/examples/blocks_torch.py" "$cuda"
+    row "experts beside torch's" 60 moe_torch.log python3 "$root/kernels/examples/moe_torch.py" "$cuda"
     row "attention beside torch's" 90 attention_torch.log python3 "$root/kernels/examples/attention_torch.py" "$cuda"
     row "augmentation from torch" 60 augment_torch.log python3 "$root/kernels/examples/augment_torch.py" "$cuda"
     row "bench" 60 bench.log "$build/perf/kernels/loongcomm-bench-kernels"
