@@ -41,6 +41,24 @@ void typed_fill(struct typed *typed, double size, uint64_t *state)
     memory_up(&typed->memory);
 }
 
+void typed_set(struct typed *typed, uint64_t row, uint64_t column, double value)
+{
+    *(uint16_t *)place(typed, row, column) = to_bf16(value);
+    memory_up(&typed->memory);
+}
+
+void typed_refill(struct typed *typed, enum filling filling, uint64_t *state)
+{
+    struct rows rows = { typed->rows, typed->columns, typed->stride, typed->memory };
+
+    rows_fill(&rows, filling, state);
+}
+
+bool typed_same(const struct typed *a, const struct typed *b, uint64_t row)
+{
+    return memcmp(place(a, row, 0), place(b, row, 0), a->columns * type_bytes(a->type)) == 0;
+}
+
 double typed_get(const struct typed *typed, uint64_t row, uint64_t column)
 {
     void *at = place(typed, row, column);

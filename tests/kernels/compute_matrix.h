@@ -17,7 +17,12 @@ struct typed {
 struct typed typed_new(const struct compute_target *t, enum lk_type type, uint64_t rows,
                        uint64_t columns, uint64_t stride, size_t shift);
 void typed_fill(struct typed *typed, double size, uint64_t *state);
+
+/* bf16 alone: one value, as rows_fill() has them. */
+void typed_set(struct typed *typed, uint64_t row, uint64_t column, double value);
+void typed_refill(struct typed *typed, enum filling filling, uint64_t *state);
 double typed_get(const struct typed *typed, uint64_t row, uint64_t column);
+bool typed_same(const struct typed *a, const struct typed *b, uint64_t row); /* a row's bits */
 
 /* Rounded to its type and within `bound` besides. */
 bool typed_near(const struct typed *typed, uint64_t row, uint64_t column, double want,
