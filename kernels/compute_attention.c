@@ -312,20 +312,15 @@ static int plan(struct lk_attention_library *lib, const struct lk_attention *a,
     return err;
 }
 
-LK_API size_t lk_attention_workspace_bytes(struct lk_attention_library *library,
-                                           const struct lk_attention *attention,
-                                           const struct lk_attention_grads *grads)
+/* 0: an argument is wrong. */
+static size_t call_bytes(struct lk_attention_library *library, const struct lk_attention *attention,
+                         const struct lk_attention_grads *grads, const char *call)
 {
-    static const char call[] = "lk_attention_workspace_bytes";
     struct lk_cudnn_key key;
     struct parts parts;
     uint64_t bytes = 0;
     size_t general, vendor = 0;
 
-    if (!library || !attention) {
-        lk_blas_fail(-EINVAL, "%s: a NULL argument", call);
-        return 0;
-    }
     if (check(call, attention, grads))
         return 0;
     if (!plan(library, attention, grads, &key, &bytes))
@@ -334,6 +329,73 @@ LK_API size_t lk_attention_workspace_bytes(struct lk_attention_library *library,
     if (general < vendor)
         general = vendor;
     return general ? general : LK_BLOCKS_ALIGN;
+}
+
+/* ---- backward without lse ---- */
+
+static bool is_forgotten(const struct lk_attention *a, const struct lk_attention_grads *g)
+{
+    return g && !a->lse && a->sequences && a->queries;
+}
+
+/* Elements of o from its first to its last one; false: more than there can be. */
+static bool count_o(const struct lk_attention *a, uint64_t *out)
+{
+    uint64_t rows = a->query_offsets ? (uint64_t)a->sequences * a->queries : a->queries;
+    uint64_t sequences, last;
+
+    if (__builtin_mul_overflow(a->sequences - UINT64_C(1), a->o.sequence_stride, &sequences) ||
+        __builtin_mul_overflow(rows - 1, a->o.row_stride, &last) ||
+        __builtin_mul_overflow(a->heads - UINT64_C(1), a->o.head_stride, out))
+        return false;
+    if (!a->query_offsets && __builtin_add_overflow(last, sequences, &last))
+        return false;
+    return !__builtin_add_overflow(*out, last, out) &&
+           !__builtin_add_overflow(*out, a->value_depth, out) && *out < UINT64_C(1) << 60;
+}
+
+/* The same with o and lse in the beginning of a workspace, of which *out has the rest. */
+static int remember(const char *call, const struct lk_attention *a, void *workspace,
+                    struct lk_attention *out)
+{
+    struct lk_arena arena = { .base = workspace };
+    uint64_t elements;
+
+    if (check_sizes(call, a))
+        return -EINVAL;
+    if (!count_o(a, &elements))
+        return lk_blas_fail(-EINVAL, "%s: strides of o are too large", call);
+    *out = *a;
+    out->o.base = lk_take(&arena, true, elements * 2);
+    out->lse = lk_take(&arena, true,
+                       (uint64_t)a->sequences * a->heads * a->queries * sizeof(float));
+    out->workspace = arena.base + arena.used;
+    return 0;
+}
+
+LK_API size_t lk_attention_workspace_bytes(struct lk_attention_library *library,
+                                           const struct lk_attention *attention,
+                                           const struct lk_attention_grads *grads)
+{
+    static const char call[] = "lk_attention_workspace_bytes";
+    char *nowhere = (char *)(uintptr_t)
+        LK_BLOCKS_ALIGN; /* of pointers only their alignment counts */
+    struct lk_attention whole;
+    size_t forward, backward;
+
+    if (!library || !attention) {
+        lk_blas_fail(-EINVAL, "%s: a NULL argument", call);
+        return 0;
+    }
+    if (!is_forgotten(attention, grads))
+        return call_bytes(library, attention, grads, call);
+    if (remember(call, attention, nowhere, &whole))
+        return 0;
+    forward = call_bytes(library, &whole, NULL, call);
+    backward = forward ? call_bytes(library, &whole, grads, call) : 0;
+    if (!backward)
+        return 0;
+    return (size_t)((char *)whole.workspace - nowhere) + (forward > backward ? forward : backward);
 }
 
 /* ---- calls ---- */
@@ -432,8 +494,20 @@ LK_API int lk_attention_backward(struct lk_attention_library *library,
     static const char call[] = "lk_attention_backward";
     int err;
 
+    struct lk_attention whole;
+
     if (!library || !attention || !grads)
         return lk_blas_fail(-EINVAL, "%s: a NULL argument", call);
+    if (is_forgotten(attention, grads)) {
+        err = lk_check_workspace(call, attention->workspace);
+        if (!err)
+            err = remember(call, attention, attention->workspace, &whole);
+        if (!err)
+            err = check(call, &whole, grads);
+        if (!err)
+            err = lk_attention_forward(library, &whole, stream);
+        return err ? err : run(library, &whole, grads, call, stream);
+    }
     err = check(call, attention, grads);
     if (!err)
         err = lk_check_workspace(call, attention->workspace);

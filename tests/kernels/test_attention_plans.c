@@ -127,8 +127,11 @@ static void wrong_arguments_are_named(void)
     call = good;
     call.sequences = 1;
     call.queries = call.keys = 8;
-    call.lse = NULL;
-    refuses(library, &call, &grads, "lse is NULL");
+    call.lse = NULL; /* made anew */
+    call.o.row_stride = 15;
+    refuses(library, &call, &grads, "rows or heads of o overlap");
+    call.o.row_stride = UINT64_C(1) << 61;
+    refuses(library, &call, &grads, "strides of o are too large");
     grads.dk.row_stride = 3;
     refuses(library, &good, &grads, "rows or heads of dk overlap");
     refuses(library, NULL, NULL, "a NULL argument");
