@@ -105,17 +105,23 @@ static void bind_to_device(int fd, const struct lane *lane, unsigned tries)
                          (socklen_t)strlen(device->name));
 }
 
-/* Takes the reference on the lane's connection. NULL: no memory. */
-static struct talk *new_talk(enum kind kind, struct lane *lane, int fd, int64_t now)
+/* Takes the reference on the lane's connection; its descriptor may be an error. NULL: no memory. No fork comes between the
+ * socket and its place in the list, by which a child finds it. */
+static struct talk *new_talk(enum kind kind, struct lane *lane, int family, int64_t now)
 {
     struct conn *conn = lane->conn;
     int64_t patience = conn->n_rails > 1 ? RAIL_NS : engine.timeout_ns / 4 + 1000000000;
-    struct talk *talk = service_add(kind, fd,
-                                    now + (patience < HANDSHAKE_NS ? patience : HANDSHAKE_NS));
+    int64_t until = now + (patience < HANDSHAKE_NS ? patience : HANDSHAKE_NS);
+    struct talk *talk;
+    int fd;
 
+    pthread_mutex_lock(&engine.lock);
+    fd = service_socket(family);
+    talk = service_add(kind, fd, until);
+    if (!talk && fd >= 0)
+        close(fd);
+    pthread_mutex_unlock(&engine.lock);
     if (!talk) {
-        if (fd >= 0)
-            close(fd);
         conn_lock(conn);
         if (kind == PROBE)
             conn->next_probe = now + RETRY_MAX_NS;
@@ -153,11 +159,12 @@ void dial(struct lane *lane, uint32_t epoch, unsigned tries, int64_t now)
 {
     struct conn *conn = lane->conn;
     const union lc_tcp_address *to = &conn->rails[lane->rail].to;
-    int fd = service_socket(to->sa.sa_family);
-    struct talk *talk = new_talk(DIAL, lane, fd, now);
+    struct talk *talk = new_talk(DIAL, lane, to->sa.sa_family, now);
+    int fd;
 
     if (!talk)
         return;
+    fd = talk->fd;
     talk->hello.epoch = epoch;
     engine_home(lane->dev, &talk->hello.home);
     if (fd < 0) {
@@ -177,13 +184,12 @@ void dial(struct lane *lane, uint32_t epoch, unsigned tries, int64_t now)
  * reach, and the deadline decides. */
 void dial_probe(struct lane *lane, int64_t now)
 {
-    int fd = service_socket(lane->home.sa.sa_family);
-    struct talk *talk = new_talk(PROBE, lane, fd, now);
+    struct talk *talk = new_talk(PROBE, lane, lane->home.sa.sa_family, now);
 
     if (!talk)
         return;
-    if (fd < 0) {
-        dial_again(talk, strerror(-fd), false);
+    if (talk->fd < 0) {
+        dial_again(talk, strerror(-talk->fd), false);
         return;
     }
     begin(talk, &lane->home);

@@ -217,13 +217,38 @@ static void free_ended(bool all)
     }
 }
 
+/* The descriptor, or -1 with errno. No fork comes between the socket and its place in the list, by which a child finds it. */
+static int accept_one(const struct talk *listener, int64_t now, struct talk **out)
+{
+    union lc_tcp_address from = { 0 };
+    socklen_t size = sizeof(from);
+    struct talk *talk = NULL;
+    int err;
+    int fd;
+
+    pthread_mutex_lock(&engine.lock);
+    fd = accept4(listener->fd, &from.sa, &size, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    err = errno;
+    if (fd >= 0) {
+        talk = service_add(GUEST, fd, now + HANDSHAKE_NS);
+        if (!talk)
+            close(fd);
+    }
+    pthread_mutex_unlock(&engine.lock);
+    if (talk) {
+        talk->from = from;
+        talk->dev = listener->dev;
+    }
+    *out = talk;
+    errno = err;
+    return fd;
+}
+
 static void accept_some(struct talk *listener, int64_t now)
 {
     for (int i = 0; i < ACCEPTS; i++) {
-        union lc_tcp_address from = { 0 };
-        socklen_t size = sizeof(from);
         struct talk *talk;
-        int fd = accept4(listener->fd, &from.sa, &size, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        int fd = accept_one(listener, now, &talk);
 
         if (fd < 0 && (errno == EMFILE || errno == ENFILE) && !raise_limit()) {
             /* It stays readable: without a pause this would be a busy loop. */
@@ -233,7 +258,7 @@ static void accept_some(struct talk *listener, int64_t now)
         if (fd < 0)
             return;
         /* The oldest strangers make room: a peer of ours needs a moment only. */
-        if (n_guests >= GUESTS_MAX) {
+        if (n_guests > GUESTS_MAX) {
             struct talk *oldest = NULL;
 
             for (struct talk *t = talks; t; t = t->next)
@@ -243,13 +268,8 @@ static void accept_some(struct talk *listener, int64_t now)
                 service_end(oldest, false);
             }
         }
-        talk = service_add(GUEST, fd, now + HANDSHAKE_NS);
-        if (!talk) {
-            close(fd);
+        if (!talk)
             return;
-        }
-        talk->from = from;
-        talk->dev = listener->dev;
         if (service_poll(talk, EPOLLIN | EPOLLRDHUP, true) != 0)
             service_end(talk, false);
     }
