@@ -242,7 +242,9 @@ static uint64_t piece_length(const struct conn *conn)
     uint64_t share;
 
     lanes = lanes > idle + 1 ? idle + 1 : lanes;
-    if (lanes <= 1 || most <= SHARE || !engine.relieves)
+    /* Of what is mostly zeros there is little to share. */
+    if (lanes <= 1 || most <= SHARE || !engine.relieves ||
+        atomic_load_explicit(&conn->sparse, memory_order_relaxed))
         return most;
     for (uint64_t seq = conn->cut; seq < limit && bytes < most * (uint64_t)lanes; seq++)
         bytes += conn->ring[seq % LC_TCP_WINDOW].size - conn->ring[seq % LC_TCP_WINDOW].moved;

@@ -6,11 +6,12 @@
 #include <errno.h>
 #include <string.h>
 
-#define LOOK     64 /* bytes that say of nearly every block with data that it has some */
-#define RUNS     24 /* of one piece: more are sent as one with the zeros between them */
-#define GAIN     8  /* a piece counts as sparse from this part of it on */
-#define PATIENCE 8  /* dense pieces in a row after which nothing is looked at ... */
-#define PROBE    32 /* ... but each so manieth */
+#define LOOK     64  /* bytes that say of nearly every block with data that it has some */
+#define STRIDE   256 /* of the rest so many at once: a branch costs more than to look at them */
+#define RUNS     24  /* of one piece: more are sent as one with the zeros between them */
+#define GAIN     8   /* a piece counts as sparse from this part of it on */
+#define PATIENCE 8   /* dense pieces in a row after which nothing is looked at ... */
+#define PROBE    32  /* ... but each so manieth */
 #define WORTH    ((size_t)16384)
 
 _Static_assert(LC_TCP_MAP_BYTES == LC_TCP_PIECE_MAX / LC_TCP_BLOCK / 8, "a map of any piece fits");
@@ -20,17 +21,25 @@ typedef uint64_t lanes __attribute__((vector_size(32), aligned(1), may_alias));
 
 static bool is_zero(const unsigned char *bytes, size_t n)
 {
+#define AT(k) (*(const lanes *)(bytes + i + (k)))
     unsigned char rest = 0;
     size_t i = 0;
 
-    for (; i + LOOK <= n; i += LOOK) {
-        lanes both = *(const lanes *)(bytes + i) | *(const lanes *)(bytes + i + 32);
+    if (n >= LOOK) {
+        lanes l = AT(0) | AT(32);
 
-        if (both[0] | both[1] | both[2] | both[3])
+        if (l[0] | l[1] | l[2] | l[3])
+            return false;
+    }
+    for (; i + STRIDE <= n; i += STRIDE) {
+        lanes l = (AT(0) | AT(32) | (AT(64) | AT(96))) | (AT(128) | AT(160) | (AT(192) | AT(224)));
+
+        if (l[0] | l[1] | l[2] | l[3])
             return false;
     }
     for (; i < n; i++)
         rest |= bytes[i];
+#undef AT
     return rest == 0;
 }
 
@@ -142,9 +151,11 @@ static bool put_sparse(struct lane *lane, struct lc_tcp_frame *head, const struc
         live = limit_runs(map, length);
     if (length - live < length / GAIN) {
         atomic_fetch_add_explicit(&lane->conn->dense, 1, memory_order_relaxed);
+        atomic_store_explicit(&lane->conn->sparse, false, memory_order_relaxed);
         return false;
     }
     atomic_store_explicit(&lane->conn->dense, 0, memory_order_relaxed);
+    atomic_store_explicit(&lane->conn->sparse, live < length / 2, memory_order_relaxed);
     head->arg |= LC_TCP_SPARSE;
     iov[(*n)++] = (struct iovec){ head, sizeof(*head) };
     iov[(*n)++] = (struct iovec){ map, lc_tcp_map_size(length) };

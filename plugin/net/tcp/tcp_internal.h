@@ -195,6 +195,7 @@ struct conn {
     /* Sender; relaxed, each lane adds to them: what it costs if they are wrong is a look more or less. */
     atomic_uint dense;   /* pieces in a row that were not worth a map */
     atomic_uint skipped; /* that were not looked at */
+    atomic_bool sparse;  /* the last one that was looked at was zeros for the most part */
     atomic_ulong elided; /* bytes that were zero and not sent */
 
     pthread_mutex_t lock;
