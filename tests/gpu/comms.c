@@ -5,15 +5,12 @@
  * each for a small all-reduce and a small exchange, and says how long that took and how many threads and descriptors each
  * process has more than before, while all are open. One line. */
 #include "common/deadline.h"
-#include "tests/check.h"
+#include "tests/gpu/job.h"
 #include "tests/rig/ranks.h"
 
-#include <cuda_runtime_api.h>
 #include <dirent.h>
-#include <nccl.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -36,16 +33,6 @@ struct shared {
     _Atomic bool over;            /* there will be no more */
     struct cost costs[MOST_RANKS];
 };
-
-#define NCCL(call)                                                                    \
-    do {                                                                              \
-        ncclResult_t result_ = (call);                                                \
-        if (result_ != ncclSuccess)                                                   \
-            (void)fprintf(stderr, "%s: %s: %s\n", #call, ncclGetErrorString(result_), \
-                          ncclGetLastError(NULL));                                    \
-        CHECK(result_ == ncclSuccess);                                                \
-    } while (0)
-#define CUDA(call) CHECK((call) == cudaSuccess)
 
 static int entries(const char *path)
 {
@@ -94,15 +81,7 @@ static void use(ncclComm_t comm, int rank, int ranks, float *data, cudaStream_t 
     NCCL(ncclAllReduce(data, data, COUNT, ncclFloat32, ncclSum, comm, stream));
     CUDA(cudaStreamSynchronize(stream));
     cost->reduce_ms += since_ms(last);
-    NCCL(ncclGroupStart());
-    for (int peer = 0; peer < ranks; peer++) {
-        if (peer == rank)
-            continue;
-        NCCL(ncclSend(data + (size_t)peer * COUNT, COUNT, ncclFloat32, peer, comm, stream));
-        NCCL(ncclRecv(data + (size_t)(ranks + peer) * COUNT, COUNT, ncclFloat32, peer, comm,
-                      stream));
-    }
-    NCCL(ncclGroupEnd());
+    job_exchange(comm, rank, ranks, data, COUNT, stream);
     CUDA(cudaStreamSynchronize(stream));
     cost->exchange_ms += since_ms(last);
 }
@@ -113,19 +92,15 @@ static int run_rank(int rank, int ranks, void *arg)
     struct shared *shared = arg;
     struct cost cost = { 0 };
     int64_t begun = lc_now_ns();
-    int devices = 0, n = 0;
+    int devices = job_devices(), n = 0;
     cudaStream_t stream;
-    char node[32];
     float *data;
 
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0)
+    if (devices == 0)
         return LC_SKIP;
-    (void)snprintf(node, sizeof(node), "node%d", rank);
-    setenv("NCCL_HOSTID", node, 0);
-    CUDA(cudaSetDevice(rank % devices));
-    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    CUDA(cudaMalloc((void **)&data, 2 * COUNT * sizeof(float) * (size_t)ranks));
-    CUDA(cudaMemsetAsync(data, 0, 2 * COUNT * sizeof(float) * (size_t)ranks, stream));
+    job_be_on_node(rank);
+    stream = job_stream(rank % devices);
+    data = job_buffer(ranks, COUNT, stream);
     CUDA(cudaStreamSynchronize(stream));
     cost.threads = -entries("/proc/self/task");
     cost.descriptors = -entries("/proc/self/fd");
