@@ -3,7 +3,7 @@
  * What NCCL finds in a tuner plugin, for the one source file of each that includes this. It brings four functions, the
  * newest version's but for what they do not need, and a name:
  *
- *   begin(&context, ranks, nodes, log)   end(context)
+ *   begin(&context, comm_id, ranks, nodes, log) (comm_id 0: unknown)   end(context)
  *   get(context, op, bytes, pipe_ops, &table, registered, &channels)   get_v2(...), which has no table */
 #ifndef LC_PLUGIN_TUNER_EXPORT_H
 #define LC_PLUGIN_TUNER_EXPORT_H
@@ -32,14 +32,14 @@
     static enum lc_nccl_result init_v2(size_t ranks, size_t nodes, lc_nccl_logger *log,            \
                                        void **context)                                             \
     {                                                                                              \
-        return begin(context, ranks, nodes, log);                                                  \
+        return begin(context, 0, ranks, nodes, log);                                               \
     }                                                                                              \
                                                                                                    \
     static enum lc_nccl_result init_v5(                                                            \
         void **context, uint64_t comm_id, size_t ranks, size_t nodes, lc_nccl_logger *log,         \
         struct lc_nccl_nvl_domains *domains, struct lc_nccl_tuner_constants_v5 *constants)         \
     {                                                                                              \
-        return begin(context, ranks, nodes, log);                                                  \
+        return begin(context, comm_id, ranks, nodes, log);                                         \
     }                                                                                              \
                                                                                                    \
     LC_TUNER_EXPORT const struct lc_nccl_tuner_v2 ncclTunerPlugin_v2 = { NAME, init_v2, get_v2,    \

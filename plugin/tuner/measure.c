@@ -60,7 +60,8 @@ struct context {
 };
 
 /* A NULL context means: all is left to NCCL, but for what is forced. */
-static enum lc_nccl_result begin(void **out, size_t ranks, size_t nodes, lc_nccl_logger *log)
+static enum lc_nccl_result begin(void **out, uint64_t comm_id, size_t ranks, size_t nodes,
+                                 lc_nccl_logger *log)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     struct context *context = calloc(1, sizeof(*context));
@@ -69,9 +70,10 @@ static enum lc_nccl_result begin(void **out, size_t ranks, size_t nodes, lc_nccl
     if (!context)
         return LC_NCCL_SUCCESS;
     pthread_once(&once, load_product);
-    lc_net_tuner_open(&context->net, ranks, nodes, log);
+    lc_net_tuner_open(&context->net, comm_id, ranks, nodes, log);
     if (product &&
-        product->init(&context->product, 0, ranks, nodes, log, NULL, NULL) == LC_NCCL_SUCCESS &&
+        product->init(&context->product, comm_id, ranks, nodes, log, NULL, NULL) ==
+            LC_NCCL_SUCCESS &&
         has_profile)
         atomic_fetch_add_explicit(&loongcomm_measure_v1.product, 1, memory_order_relaxed);
     return LC_NCCL_SUCCESS;

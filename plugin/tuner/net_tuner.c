@@ -30,7 +30,8 @@ static int look(struct dl_phdr_info *info, size_t size, void *arg)
     return 1;
 }
 
-void lc_net_tuner_open(struct lc_net_tuner *out, size_t ranks, size_t nodes, lc_nccl_logger *log)
+void lc_net_tuner_open(struct lc_net_tuner *out, uint64_t comm_id, size_t ranks, size_t nodes,
+                       lc_nccl_logger *log)
 {
     char path[PATH_MAX];
 
@@ -43,7 +44,7 @@ void lc_net_tuner_open(struct lc_net_tuner *out, size_t ranks, size_t nodes, lc_
     out->tuner = dlsym(out->library, "ncclTunerPlugin_v5");
     out->old = dlsym(out->library, "ncclTunerPlugin_v2");
     if (out->tuner && out->old &&
-        out->tuner->init(&out->context, 0, ranks, nodes, log, NULL, NULL) == LC_NCCL_SUCCESS)
+        out->tuner->init(&out->context, comm_id, ranks, nodes, log, NULL, NULL) == LC_NCCL_SUCCESS)
         return;
     (void)dlclose(out->library); /* one of before it had a tuner */
     *out = (struct lc_net_tuner){ 0 };

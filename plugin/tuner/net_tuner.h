@@ -18,7 +18,8 @@ struct lc_net_tuner {
 };
 
 /* While NCCL makes a communicator, when it has begun its network. */
-void lc_net_tuner_open(struct lc_net_tuner *out, size_t ranks, size_t nodes, lc_nccl_logger *log);
+void lc_net_tuner_open(struct lc_net_tuner *out, uint64_t comm_id, size_t ranks, size_t nodes,
+                       lc_nccl_logger *log);
 void lc_net_tuner_ask(const struct lc_net_tuner *net, int op, size_t bytes, int pipe_ops,
                       const struct lc_tuner_table *table, int registered, int *channels);
 void lc_net_tuner_ask_v2(const struct lc_net_tuner *net, int op, size_t bytes, int collnet,

@@ -90,7 +90,8 @@ static bool find_agreement(struct context *context)
 }
 
 /* A NULL context means: all is left to NCCL. Nothing here is an error to it. */
-static enum lc_nccl_result begin(void **out, size_t ranks, size_t nodes, lc_nccl_logger *log)
+static enum lc_nccl_result begin(void **out, uint64_t comm_id, size_t ranks, size_t nodes,
+                                 lc_nccl_logger *log)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     struct context *context;
@@ -104,7 +105,7 @@ static enum lc_nccl_result begin(void **out, size_t ranks, size_t nodes, lc_nccl
     context->ranks = ranks;
     context->nodes = nodes;
     context->ruled = profile && (trusted || find_agreement(context));
-    lc_net_tuner_open(&context->net, ranks, nodes, log);
+    lc_net_tuner_open(&context->net, comm_id, ranks, nodes, log);
     if (!context->ruled && !context->net.library) {
         free(context);
         return LC_NCCL_SUCCESS;

@@ -35,6 +35,8 @@ struct net_v11 {
     enum lc_nccl_result (*init)(void **context, uint64_t comm_id, void *config, lc_nccl_logger *log,
                                 void *profiler);
     enum lc_nccl_result (*devices)(int *out);
+    void *others[17];
+    enum lc_nccl_result (*finalize)(void *context);
 };
 
 static void small_shares_use_one_channel_and_middle_ones_fewer_than_were_added(void)
@@ -78,6 +80,8 @@ static void what_was_not_measured_is_left_to_nccl(void)
     CHECK(lc_net_channels(ALL_REDUCE, 0, 0, 64 << 10, true) == 0);
 }
 
+static uint64_t asked = 7; /* by this communicator, where the interface says */
+
 /* NCCL's answer for an all-reduce of these ranks and nodes. */
 static int ask(void *handle, int version, size_t ranks, size_t nodes, size_t bytes)
 {
@@ -94,7 +98,7 @@ static int ask(void *handle, int version, size_t ranks, size_t nodes, size_t byt
         CHECK(((const struct lc_nccl_tuner_v2 *)table)->init(ranks, nodes, NULL, &context) == 0);
     else
         CHECK(((const struct lc_nccl_tuner_v5 *)table)
-                  ->init(&context, 7, ranks, nodes, NULL, NULL, NULL) == 0);
+                  ->init(&context, asked, ranks, nodes, NULL, NULL, NULL) == 0);
     if (version == 2)
         CHECK(((const struct lc_nccl_tuner_v2 *)table)
                   ->getCollInfo(context, ALL_REDUCE, bytes, 0, 0, 1, &algorithm, &protocol,
@@ -204,9 +208,35 @@ static void a_device_that_comes_late_counts(void)
     CHECK(net->devices(&devices) == 0 && devices == 0);
     CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
     CHECK(ask(handle, 5, 2, 2, 64 << 10) == 0);
+    asked = 2;
     CHECK(net->init(&late, 2, NULL, NULL, NULL) == 0 && late);
     CHECK(ask(handle, 5, 2, 2, 64 << 10) == 1);
+    asked = 7;
     CHECK(dlclose(handle) == 0);
+}
+
+/* Ranks of the other one may not have this library. */
+static void communicators_of_another_network_are_left_alone(const char *plugin)
+{
+    const struct net_v11 *net;
+    void *handle = load("lo"), *tuner = dlopen(plugin, RTLD_NOW | RTLD_LOCAL);
+    void *contexts[3] = { NULL };
+
+    net = dlsym(handle, "ncclNetPlugin_v11");
+    CHECK(net && tuner);
+    for (int i = 0; i < 3; i++) /* two ranks of one, as threads of this process */
+        CHECK(net->init(&contexts[i], i == 0 ? 3 : 7, NULL, NULL, NULL) == 0 && contexts[i]);
+    for (int i = 0; i < 4; i++) {
+        CHECK(ask(handle, 5, 2, 2, 64 << 10) == (i < 3));
+        CHECK(ask(tuner, 5, 2, 2, 64 << 10) == (i < 3));
+        asked = 8;
+        CHECK(ask(handle, 5, 2, 2, 64 << 10) == 0);
+        CHECK(ask(tuner, 5, 2, 2, 64 << 10) == 0);
+        asked = 7;
+        if (i < 3)
+            CHECK(net->finalize(contexts[i]) == 0);
+    }
+    CHECK(dlclose(tuner) == 0 && dlclose(handle) == 0);
 }
 
 /* A job that names a tuner plugin, and a rank that lacks it, choose alike. */
@@ -278,6 +308,8 @@ int main(int argc, char **argv)
     }
     channels_that_the_user_has_set_are_for_all_sizes();
     a_device_that_comes_late_counts();
+    communicators_of_another_network_are_left_alone(argv[2]);
+    communicators_of_another_network_are_left_alone(argv[3]);
     for (int version = 2; version <= 6; version++) {
         tuner_plugin_says_what_the_network_says(argv[2], version);
         tuner_plugin_says_what_the_network_says(argv[3], version);

@@ -14,6 +14,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define EXPORT    __attribute__((visibility("default")))
@@ -44,9 +45,17 @@ static bool shared_ready;
 /* Connections and listeners that NCCL holds; any thread. */
 static long open_objects;
 
-/* Set by every init that finds devices, never cleared, read by any thread; relaxed, since NCCL asks on the thread that called
- * init before. */
-static bool over_tcp;
+/* Of the communicators that use TCP, one for each of their contexts; under `lock`. NCCL's threads may each be a rank of the
+ * same one. Where there is no memory for one its collectives are as NCCL likes on this rank. */
+static struct user {
+    const struct lc_net_context *context;
+    uint64_t comm_id;
+    struct user *next;
+} * users;
+
+/* Set by inits that find devices, never cleared; under `lock`. */
+static bool over_tcp;    /* of any interface */
+static bool tells_apart; /* of one by which communicators are known */
 
 static enum lc_nccl_result to_nccl(int err)
 {
@@ -159,12 +168,45 @@ static bool has_devices(void)
     return !net->devices(&count) && count > 0;
 }
 
-bool lc_net_is_over_tcp(void)
+bool lc_net_is_over_tcp(uint64_t comm_id)
 {
-    return __atomic_load_n(&over_tcp, __ATOMIC_RELAXED);
+    bool known = false;
+
+    pthread_mutex_lock(&lock);
+    if (comm_id == 0 || !tells_apart)
+        known = over_tcp;
+    for (const struct user *u = users; u && !known; u = u->next)
+        known = u->comm_id == comm_id;
+    pthread_mutex_unlock(&lock);
+    return known;
 }
 
-/* Never an error: some releases of NCCL cannot stand one. Where the transport is of no use it has no devices. */
+/* With `lock` held, as the next one. */
+static void add_user(const struct lc_net_context *context, uint64_t comm_id)
+{
+    struct user *user = malloc(sizeof(*user));
+
+    tells_apart = true;
+    if (!user)
+        return;
+    *user = (struct user){ context, comm_id, users };
+    users = user;
+}
+
+static void drop_user(const struct lc_net_context *context)
+{
+    for (struct user **link = &users; *link; link = &(*link)->next) {
+        struct user *user = *link;
+
+        if (user->context != context)
+            continue;
+        *link = user->next;
+        free(user);
+        return;
+    }
+}
+
+/* With `lock` held. Never an error: some releases of NCCL cannot stand one. Where the transport is of no use it has no devices. */
 static struct lc_net_context *begin(lc_nccl_logger *log, uint64_t comm_id, int traffic_class)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT, said = PTHREAD_ONCE_INIT;
@@ -177,8 +219,9 @@ static struct lc_net_context *begin(lc_nccl_logger *log, uint64_t comm_id, int t
         return NULL;
     if (has_devices()) {
         pthread_once(&said, say_devices);
-        if (strcmp(net->name, "tcp") == 0)
-            __atomic_store_n(&over_tcp, true, __ATOMIC_RELAXED);
+        over_tcp |= strcmp(net->name, "tcp") == 0;
+        if (ctx && comm_id && over_tcp)
+            add_user(ctx, comm_id);
     }
     return ctx;
 }
@@ -202,15 +245,21 @@ static enum lc_nccl_result init_v11(void **context, uint64_t comm_id,
                                     struct lc_nccl_comm_config *config, lc_nccl_logger *log,
                                     lc_nccl_profiler *profiler)
 {
+    pthread_mutex_lock(&lock);
     *context = begin(log, comm_id, config ? config->trafficClass : LC_NCCL_UNDEFINED);
+    pthread_mutex_unlock(&lock);
     return LC_NCCL_SUCCESS;
 }
 
 /* NCCL 2.28.3 to 2.29.2 call this after an init without success, too. */
 static enum lc_nccl_result finalize(void *context)
 {
-    if (context)
-        net->fini(context);
+    if (!context)
+        return LC_NCCL_SUCCESS;
+    pthread_mutex_lock(&lock);
+    drop_user(context);
+    pthread_mutex_unlock(&lock);
+    net->fini(context);
     return LC_NCCL_SUCCESS;
 }
 

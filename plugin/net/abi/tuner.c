@@ -67,12 +67,12 @@ static bool are_the_users(bool *ours)
 }
 
 /* The network's log is in place: it was begun before. */
-static enum lc_nccl_result init_v2(size_t ranks, size_t nodes, lc_nccl_logger *log, void **context)
+static enum lc_nccl_result init(uint64_t comm_id, size_t ranks, size_t nodes, void **context)
 {
     static pthread_once_t said = PTHREAD_ONCE_INIT;
     bool ours = false;
-    bool speaks = ranks == nodes && ranks > 1 && ranks < SIZE_MAX / 2 && lc_net_is_over_tcp() &&
-                  !are_the_users(&ours);
+    bool speaks = ranks == nodes && ranks > 1 && ranks < SIZE_MAX / 2 &&
+                  lc_net_is_over_tcp(comm_id) && !are_the_users(&ours);
 
     if (speaks)
         pthread_once(&said, say);
@@ -80,11 +80,16 @@ static enum lc_nccl_result init_v2(size_t ranks, size_t nodes, lc_nccl_logger *l
     return LC_NCCL_SUCCESS;
 }
 
+static enum lc_nccl_result init_v2(size_t ranks, size_t nodes, lc_nccl_logger *log, void **context)
+{
+    return init(0, ranks, nodes, context);
+}
+
 static enum lc_nccl_result init_v5(void **context, uint64_t comm_id, size_t ranks, size_t nodes,
                                    lc_nccl_logger *log, struct lc_nccl_nvl_domains *domains,
                                    struct lc_nccl_tuner_constants_v5 *constants)
 {
-    return init_v2(ranks, nodes, log, context);
+    return init(comm_id, ranks, nodes, context);
 }
 
 /* NCCL presets *channels with what means its own choice. */
