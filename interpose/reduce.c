@@ -244,6 +244,9 @@ typedef cudaError_t capture_info(cudaStream_t stream, enum cudaStreamCaptureStat
                                  unsigned long long *id, void *graph, void *dependencies,
                                  void *edges, void *count);
 
+typedef cudaError_t update_capture(cudaStream_t stream, cudaGraphNode_t *nodes, const void *edges,
+                                   size_t count, unsigned flags);
+
 int lc_capture_id(const struct lc_backend *backend, cudaStream_t stream, unsigned long long *id)
 {
     enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -299,26 +302,101 @@ int lc_span_wait(struct lc_span *span)
     return backend->cudaStreamWaitEvent(span->stream, reducer->serial, cudaEventWaitExternal);
 }
 
-int lc_span_record(struct lc_span *span)
+#define FRONTIER 16
+
+/* What the next node of a capturing stream will depend on. */
+struct frontier {
+    cudaGraphNode_t nodes[FRONTIER];
+    uint64_t edges[FRONTIER]; /* cudaGraphEdgeData */
+    size_t count;
+    bool has_edges;
+};
+
+/* False: it is more than that, or the runtime is one without edges, whose sixth argument is the count. */
+static bool get_frontier(const struct lc_span *span, struct frontier *out)
+{
+    const struct lc_backend *backend = span->reducer->backend;
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    const cudaGraphNode_t *nodes = NULL;
+    const void *edges = NULL;
+    unsigned long long id;
+    size_t count = SIZE_MAX;
+    cudaGraph_t graph;
+    capture_info *ask;
+
+    memcpy(&ask, &backend->cudaStreamGetCaptureInfo, sizeof(ask));
+    if (ask(span->stream, &status, &id, &graph, &nodes, &edges, &count)) {
+        (void)backend->cudaGetLastError(); /* not the program's error */
+        return false;
+    }
+    if (status != cudaStreamCaptureStatusActive || count > FRONTIER || (count && !nodes))
+        return false;
+    out->count = count;
+    out->has_edges = edges != NULL;
+    memcpy(out->nodes, nodes, count * sizeof(*nodes));
+    if (edges)
+        memcpy(out->edges, edges, count * sizeof(*out->edges));
+    return true;
+}
+
+/* The node that records `serial` lies beside what the stream does next, which need not wait for it. Those of a graph lie one
+ * behind the other, so that the one behind the last use is the last to record. */
+static int mark_aside(const struct lc_span *span, struct frontier *before,
+                      struct lc_captured *captured)
+{
+    const struct lc_backend *backend = span->reducer->backend;
+    struct frontier mark;
+    update_capture *update;
+    int err = 0;
+
+    memcpy(&update, &backend->cudaStreamUpdateCaptureDependencies, sizeof(update));
+    if (captured->mark)
+        err = (int)update(span->stream, &captured->mark, NULL, 1, cudaStreamAddCaptureDependencies);
+    if (!err)
+        err = (int)backend->cudaEventRecordWithFlags(span->reducer->serial, span->stream,
+                                                     cudaEventRecordExternal);
+    if (err)
+        return err;
+    captured->mark = get_frontier(span, &mark) && mark.count == 1 ? mark.nodes[0] : NULL;
+    if (!captured->mark) /* all that follows stands behind it then */
+        return (int)backend->cudaEventRecord(captured->event, span->stream);
+    return (int)update(span->stream, before->nodes, before->has_edges ? before->edges : NULL,
+                       before->count, cudaStreamSetCaptureDependencies);
+}
+
+static int record_captured(struct lc_span *span)
 {
     struct lc_reducer *reducer = span->reducer;
     const struct lc_backend *backend = reducer->backend;
-    struct lc_captured *captured;
-    int err;
+    struct lc_captured *captured = find_captured(reducer, span->capture);
+    struct frontier before;
+    bool aside = get_frontier(span, &before);
+    int err = 0;
 
-    if (!span->capture) {
-        err = backend->cudaEventRecord(reducer->serial, span->stream);
-        reducer->open = err != 0;
-        return err;
+    if (!captured) {
+        captured = &reducer->captured[reducer->next_captured++ % LC_CAPTURES];
+        captured->mark = NULL;
     }
-    err = backend->cudaEventRecordWithFlags(reducer->serial, span->stream, cudaEventRecordExternal);
+    if (!aside)
+        err = backend->cudaEventRecordWithFlags(reducer->serial, span->stream,
+                                                cudaEventRecordExternal);
     if (err)
         return err;
-    captured = find_captured(reducer, span->capture);
-    if (!captured)
-        captured = &reducer->captured[reducer->next_captured++ % LC_CAPTURES];
     captured->id = span->capture;
-    return backend->cudaEventRecord(captured->event, span->stream);
+    err = backend->cudaEventRecord(captured->event, span->stream);
+    return err || !aside ? err : mark_aside(span, &before, captured);
+}
+
+int lc_span_record(struct lc_span *span)
+{
+    struct lc_reducer *reducer = span->reducer;
+    int err;
+
+    if (span->capture)
+        return record_captured(span);
+    err = reducer->backend->cudaEventRecord(reducer->serial, span->stream);
+    reducer->open = err != 0;
+    return err;
 }
 
 void lc_span_end(struct lc_span *span)

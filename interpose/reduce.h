@@ -33,6 +33,8 @@ struct lc_reducer {
     struct lc_captured {
         unsigned long long id; /* of the capture, 0: none */
         cudaEvent_t event;     /* behind its last use */
+        cudaGraphNode_t
+            mark; /* that records `serial` behind it, beside what follows; NULL: none does */
     } captured[LC_CAPTURES];
     unsigned next_captured;
     bool open; /* begun and not marked by an event yet */

@@ -126,6 +126,56 @@ static void in_graphs(const struct job *job)
     }
 }
 
+/* No event that a node records: what follows in the graph would have to wait for it. */
+static void stands_behind_work(cudaStream_t stream)
+{
+    enum cudaStreamCaptureStatus status;
+    const cudaGraphNode_t *nodes = NULL;
+    enum cudaGraphNodeType type;
+    unsigned long long id;
+    cudaGraph_t graph;
+    size_t n = 0;
+
+#if CUDART_VERSION >= 13000
+    CUDA(cudaStreamGetCaptureInfo(stream, &status, &id, &graph, &nodes, NULL, &n));
+#else
+    CUDA(cudaStreamGetCaptureInfo(stream, &status, &id, &graph, &nodes, &n));
+#endif
+    CHECK(n == 1);
+    CUDA(cudaGraphNodeGetType(nodes[0], &type));
+    CHECK(type != cudaGraphNodeTypeEventRecord);
+}
+
+/* Of several calls in a graph the next one behind it waits for the last one. The rig sees to it that nothing is used by two
+ * at a time. */
+static void behind_graphs(const struct job *job)
+{
+    cudaGraphExec_t exec;
+    cudaStream_t other;
+    cudaGraph_t graph;
+
+    CUDA(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
+    CUDA(cudaStreamBeginCapture(job->stream, cudaStreamCaptureModeThreadLocal));
+    for (int i = 0; i < 3; i++) {
+        issue(job, 5000, 0, 0, false);
+        stands_behind_work(job->stream);
+    }
+    CUDA(cudaStreamEndCapture(job->stream, &graph));
+    CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    for (unsigned salt = 9100; salt < 9110; salt++) {
+        fill(job, 5000, 0, salt);
+        CUDA(cudaGraphLaunch(exec, job->stream));
+        NCCL(ncclAlltoAll(job->send, job->recv, 5000, ncclInt8, job->comm, other));
+        CUDA(cudaGraphLaunch(exec, job->stream));
+        CUDA(cudaStreamSynchronize(job->stream));
+        CUDA(cudaStreamSynchronize(other));
+        check(job, 5000, 0, salt);
+    }
+    CUDA(cudaGraphExecDestroy(exec));
+    CUDA(cudaGraphDestroy(graph));
+    CUDA(cudaStreamDestroy(other));
+}
+
 /* The one starts behind the other, whichever streams they are on. */
 static void on_streams_in_turn(const struct job *job)
 {
@@ -290,6 +340,7 @@ static int rank_main(int rank, int n, void *arg)
     until_agreed(&job);
     any_size_type_and_address(&job);
     in_graphs(&job);
+    behind_graphs(&job);
     on_streams_in_turn(&job);
     dead_rows_arrive_as_zeros(&job);
     NCCL(ncclCommDestroy(job.comm));
