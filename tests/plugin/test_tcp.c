@@ -323,6 +323,26 @@ static void an_older_question_comes_too_late_to_matter(void)
     pair_close(&pair);
 }
 
+/* Before any other has. */
+static void the_first_long_message_brings_the_other_threads(void)
+{
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+    struct pair pair = pair_open_narrow(ctx, 0);
+    int wanted = ((struct conn *)pair.send)->n_lanes > 1 ? engine.threads_wanted : 1;
+    static unsigned char from[200000];
+    static unsigned char to[sizeof(from)];
+
+    for (int i = 0; i < 100; i++)
+        pair_send(&pair, from, 1000, to, sizeof(to));
+    CHECK(engine.n_movers == 1);
+    pair_send(&pair, from, sizeof(from), to, sizeof(to));
+    while (engine.n_movers < wanted) {
+        CHECK(!lc_deadline_passed(end));
+        sched_yield();
+    }
+    pair_close(&pair);
+}
+
 /* In the place of the system's: the kernel lets a user poll so many sockets and no more. */
 static atomic_uint refuse; /* of the pool's polls one in so many; 0: none */
 static atomic_uint asked;
@@ -709,6 +729,7 @@ int main(int argc, char **argv)
     lc_log_set_level(LC_LOG_ERROR);
     CHECK(lc_net_tcp.init(&(struct lc_net_options){ .traffic_class = -1 }, &ctx) == 0 && ctx);
     loopback_is_the_one_device();
+    the_first_long_message_brings_the_other_threads();
     every_size_arrives_as_it_is();
     many_in_flight_arrive_in_order();
     the_window_is_wide_enough_and_bounded();

@@ -234,7 +234,8 @@ static uint64_t sendable(const struct conn *conn)
  * it, and what is left is shared again; much is cut as the setting says, for each piece costs. With conn->lock held. */
 static uint64_t piece_length(const struct conn *conn)
 {
-    int idle = engine.n_movers - atomic_load_explicit(&engine.n_busy, memory_order_relaxed);
+    int idle = atomic_load_explicit(&engine.n_movers, memory_order_relaxed) -
+               atomic_load_explicit(&engine.n_busy, memory_order_relaxed);
     int lanes = conn->n_up - is_relieved(conn);
     uint64_t limit = sendable(conn);
     uint64_t most = conn->piece;

@@ -175,6 +175,8 @@ void dial(struct lane *lane, uint32_t epoch, unsigned tries, int64_t now)
         postpone(talk);
         return;
     }
+    if (lane->index > 0)
+        pool_grow();
     set_options(fd);
     bind_to_device(fd, lane, tries);
     begin(talk, to);

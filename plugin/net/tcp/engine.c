@@ -16,6 +16,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#define PLENTY       8 /* processors of a rank */
 #define TOMBSTONE_NS ((int64_t)30 * 1000000000)
 
 struct engine engine = {
@@ -66,15 +67,25 @@ int engine_share(int mine, int all, int ranks)
     return all < 1 ? 1 : all < mine ? all : mine;
 }
 
+/* What all ranks may use together: who starts them has not been bound with one of them. */
+static int processors_of_all(int mine)
+{
+    cpu_set_t set;
+    int n = sched_getaffinity(getppid(), sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 0;
+
+    return n > mine ? n : mine;
+}
+
 static int allowed_processors(void)
 {
-    long all = sysconf(_SC_NPROCESSORS_ONLN);
     cpu_set_t set;
+    int mine;
 
     /* More processors than the set holds: plenty. */
     if (sched_getaffinity(0, sizeof(set), &set) != 0)
         return 64;
-    return engine_share(CPU_COUNT(&set), (int)all, ranks_of_machine());
+    mine = CPU_COUNT(&set);
+    return engine_share(mine, processors_of_all(mine), ranks_of_machine());
 }
 
 static int choose(size_t wanted, int automatic, int most)
@@ -88,16 +99,16 @@ static void read_settings(void)
 {
     const struct lc_config *config = lc_net_settings();
     int processors = allowed_processors();
-    int sockets = processors >= 8 ? 5 : processors >= 4 ? 3 : 2;
-    int threads = (processors * 3 + 4) / 8;
+    int sockets = processors >= PLENTY ? 5 : processors > 1 ? 3 : 2;
+    int threads = processors - 2; /* one is NCCL's thread's, one the program's */
 
     engine.sockets = choose(config->net_sockets, sockets, LC_TCP_LANES);
     engine.rails = choose(config->net_rails, 1, LC_TCP_RAILS);
-    threads = threads < 1 ? 1 : threads > 8 ? 8 : threads;
+    threads = threads < 1 ? 1 : threads > 6 ? 6 : threads;
     engine.threads_wanted = choose(config->net_threads, threads, 64);
-    /* NCCL's thread that copies bulk leaves the other connections waiting, but where there is no other processor that
-     * would be a thread more to change to. */
-    engine.relieves = engine.threads_wanted > 1;
+    /* NCCL's thread that copies bulk leaves the other connections waiting. But it asks all the time, and where processors are
+     * few the one that it has is missing to those who copy. */
+    engine.relieves = engine.threads_wanted > 1 && (config->net_threads || processors >= PLENTY);
     engine.piece = config->net_piece < LC_TCP_PIECE_MIN   ? LC_TCP_PIECE_MIN
                    : config->net_piece > LC_TCP_PIECE_MAX ? LC_TCP_PIECE_MAX
                                                           : (uint32_t)config->net_piece;

@@ -27,7 +27,7 @@ static int choose_mover(void)
     int best = 0;
     int fewest = INT32_MAX;
 
-    for (int i = 0; i < engine.n_movers; i++) {
+    for (int i = 0; i < atomic_load(&engine.n_movers); i++) {
         struct mover *mover = &engine.movers[i];
         int n;
 
@@ -203,17 +203,25 @@ static int open_mover(struct mover *mover)
     return err;
 }
 
+/* Its error, for who has met another one. */
+static int close_mover(struct mover *mover)
+{
+    close(mover->poll);
+    pthread_mutex_destroy(&mover->lock);
+    return -EAGAIN;
+}
+
+/* Nearly all connections of a job with many of them carry short messages alone, which NCCL's threads move. One thread is there
+ * for what is lost of those. */
 int pool_open(void)
 {
-    int err = 0;
+    int err;
 
     engine.movers = calloc((size_t)engine.threads_wanted, sizeof(*engine.movers));
     if (!engine.movers)
         return -ENOMEM;
-    while (!err && engine.n_movers < engine.threads_wanted) {
-        err = open_mover(&engine.movers[engine.n_movers]);
-        engine.n_movers += err == 0;
-    }
+    err = open_mover(&engine.movers[0]);
+    atomic_store(&engine.n_movers, err ? 0 : 1);
     if (err)
         pool_close();
     return err;
@@ -223,7 +231,7 @@ int pool_start(void)
 {
     int err = 0;
 
-    while (!err && engine.n_threads < engine.n_movers) {
+    while (!err && engine.n_threads < atomic_load(&engine.n_movers)) {
         struct mover *mover = &engine.movers[engine.n_threads];
 
         err = pthread_create(&mover->thread, NULL, mover_main, mover);
@@ -235,6 +243,30 @@ int pool_start(void)
     return -err;
 }
 
+/* Fewer do, too, where there are no descriptors or threads; the next lane tries again. No fork comes between a descriptor and
+ * its place among the movers. A thread that fails leaves a mover which nobody has seen. */
+void pool_grow(void)
+{
+    int n = atomic_load(&engine.n_movers);
+    int err = 0;
+
+    while (n < engine.threads_wanted && !err) {
+        struct mover *mover = &engine.movers[n];
+
+        pthread_mutex_lock(&engine.lock);
+        err = open_mover(mover);
+        if (!err)
+            err = pthread_create(&mover->thread, NULL, mover_main, mover) ? close_mover(mover) : 0;
+        if (!err)
+            atomic_store(&engine.n_movers, ++n);
+        pthread_mutex_unlock(&engine.lock);
+        if (!err) {
+            (void)pthread_setname_np(mover->thread, "lc-net-pool");
+            engine.n_threads++;
+        }
+    }
+}
+
 void pool_end(void)
 {
     while (engine.n_threads > 0)
@@ -243,18 +275,18 @@ void pool_end(void)
 
 void pool_forget(void)
 {
-    for (int i = 0; i < engine.n_movers; i++)
+    for (int i = 0; i < atomic_load(&engine.n_movers); i++)
         close(engine.movers[i].poll);
 }
 
 void pool_close(void)
 {
     pool_forget();
-    for (int i = 0; i < engine.n_movers; i++) {
+    for (int i = 0; i < atomic_load(&engine.n_movers); i++) {
         pthread_mutex_destroy(&engine.movers[i].lock);
         free(engine.movers[i].seats);
     }
     free(engine.movers);
     engine.movers = NULL;
-    engine.n_movers = 0;
+    atomic_store(&engine.n_movers, 0);
 }

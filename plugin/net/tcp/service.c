@@ -397,6 +397,8 @@ static bool seat_guest(struct talk *talk, struct lane *lane, struct lc_tcp_reply
     uint32_t epoch = talk->hello.epoch;
     bool ok = false;
 
+    if (lane->index > 0)
+        pool_grow();
     pthread_mutex_lock(&lane->io);
     conn_lock(conn);
     if (conn->closing || conn->error)

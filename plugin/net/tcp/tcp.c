@@ -398,7 +398,7 @@ static bool is_lone(const struct conn *conn, size_t size)
     }
     if (n < LONE)
         atomic_store_explicit(&engine.sends, n + 1, memory_order_relaxed);
-    return n >= LONE;
+    return n >= LONE && size <= engine.keep;
 }
 
 /* The sender is to know of receives before it has used up those it knows of. */

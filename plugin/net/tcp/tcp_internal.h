@@ -286,9 +286,12 @@ struct engine {
     int users; /* contexts, listens and accepted or connected connections; under life */
     bool running;
     pthread_t service;
-    struct mover *movers; /* those of the pool; written under life while none of them runs */
-    int n_movers;
-    int n_threads; /* of them that run; under life */
+    struct mover *
+        movers; /* those of the pool, of which there is room for threads_wanted; written under life */
+    /* Of them that are open: one, and all from the first connection on that has more than one socket. Grows with engine.lock
+     * held, on the service thread, behind what it counts; read by any thread. */
+    atomic_int n_movers;
+    int n_threads; /* of them that run; the service thread's, and under life where that does not run */
     /* Of the pool's threads, that do not wait. Each counts itself; relaxed: who reads it guesses, and a wrong guess costs a
      * little speed. */
     atomic_int n_busy;
@@ -351,6 +354,7 @@ void engine_home(int dev,
 /* pool.c; opening, starting, ending and closing with engine.life held; a child of a fork forgets */
 int pool_open(void);
 int pool_start(void);
+void pool_grow(void); /* on the service thread: a lane of the pool will have a socket */
 void pool_end(void);
 void pool_close(void);
 void pool_forget(void);
