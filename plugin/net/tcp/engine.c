@@ -95,6 +95,15 @@ static int choose(size_t wanted, int automatic, int most)
     return wanted > (size_t)most ? most : (int)wanted;
 }
 
+static uint32_t choose_piece(size_t wanted, uint32_t automatic)
+{
+    if (wanted == 0)
+        return automatic;
+    return wanted < LC_TCP_PIECE_MIN   ? LC_TCP_PIECE_MIN
+           : wanted > LC_TCP_PIECE_MAX ? LC_TCP_PIECE_MAX
+                                       : (uint32_t)wanted;
+}
+
 static void read_settings(void)
 {
     const struct lc_config *config = lc_net_settings();
@@ -109,9 +118,9 @@ static void read_settings(void)
     /* NCCL's thread that copies bulk leaves the other connections waiting. But it asks all the time, and where processors are
      * few the one that it has is missing to those who copy. */
     engine.relieves = engine.threads_wanted > 1 && (config->net_threads || processors >= PLENTY);
-    engine.piece = config->net_piece < LC_TCP_PIECE_MIN   ? LC_TCP_PIECE_MIN
-                   : config->net_piece > LC_TCP_PIECE_MAX ? LC_TCP_PIECE_MAX
-                                                          : (uint32_t)config->net_piece;
+    /* Each piece costs calls and a wake; where there are few to share a message they are in the way of copying. */
+    engine.piece = choose_piece(config->net_piece,
+                                engine.threads_wanted > 1 ? 256 << 10 : 512 << 10);
     engine.elide = config->net_elide;
     engine.keep = config->net_copy < LC_TCP_KEPT_MAX ? config->net_copy : LC_TCP_KEPT_MAX;
     engine.timeout_ns = (int64_t)(config->net_timeout ? config->net_timeout : 1) * 1000000000;
