@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Any text as a configuration file. The source is included for its static parser: the entry points read
- * files, keep every accepted text for the life of the process and would hide a leak. */
+ * files, keep every accepted text for the life of the process and would hide a leak.
+ * NOLINTNEXTLINE(bugprone-suspicious-include) */
 #include "common/config.c"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Any text as a profile; what is accepted is looked up at the borders of every rule. The source is included to be
- * instrumented. */
+ * instrumented. NOLINTNEXTLINE(bugprone-suspicious-include) */
 #include "common/profile.c"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
