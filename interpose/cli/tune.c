@@ -740,6 +740,7 @@ static int look_a_third_time(struct tuning *t, const struct lc_tune_choice *befo
         if (lc_tune_places[p].kind != LC_TUNE_NCCL || !lc_tune_is_disputed(&before[p], &choices[p]))
             continue;
         third[p] = before[p];
+        lc_tune_keep_sure(&third[p]);
         any = true;
     }
     if (!any)

@@ -100,7 +100,8 @@ struct lc_tune_place {
 
 struct lc_tune_point {
     uint64_t bytes;
-    int way;                    /* a step that wins at this size; -1: none */
+    int way;                    /* a step that wins at this size, or may; -1: none */
+    bool sure;                  /* it has won in the first look alone */
     int next;                   /* one that wins here and at the next point, thus in between; -1 */
     struct lc_tune_ratio won;   /* where way >= 0 */
     struct lc_tune_ratio least; /* what has to be exceeded */
@@ -119,8 +120,8 @@ void lc_tune_choose(const struct lc_tune_results *results, const struct lc_tune_
                     struct lc_tune_choice *out);
 bool lc_tune_has_rules(const struct lc_tune_choice *choice);
 
-/* What a second look at the chosen rules found: they stay where they win again, `recheck` being the ratios at the
- * points and between them. */
+/* What a second look at the chosen rules found, `recheck` being the ratios at the points and between them: they stay where they
+ * win again, or, of NCCL's ways at a point, where both looks together say that they win. */
 struct lc_tune_recheck {
     uint64_t bytes;
     struct lc_tune_ratio ratio;
@@ -128,9 +129,12 @@ struct lc_tune_recheck {
 };
 void lc_tune_confirm(struct lc_tune_choice *choice, const struct lc_tune_recheck *recheck, int n);
 
-/* A second look may have bad luck as the first had good. True: `after` it, much has gone that was chosen `before`, so that a
- * third look is worth its time. */
+/* A second look may have bad luck as the first had good. True: `after` it, much has gone that had surely won `before`, so that
+ * a third look is worth its time. */
 bool lc_tune_is_disputed(const struct lc_tune_choice *before, const struct lc_tune_choice *after);
+
+/* Without what may win, but did not surely. */
+void lc_tune_keep_sure(struct lc_tune_choice *choice);
 
 /* What one of the two looks has confirmed stays: `other` is the same choice after the other. */
 void lc_tune_merge(struct lc_tune_choice *choice, const struct lc_tune_choice *other);

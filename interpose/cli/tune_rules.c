@@ -9,6 +9,9 @@
 /* A rule has to gain this much in nine of ten rounds. */
 #define GAIN 1.02
 
+/* Deviations of a mean of two figures, estimated from those two, that it may be off by. */
+#define APART 1.5
+
 /* Of ways as good as this, the one that leaves more of the GPU to others is taken. */
 #define AS_GOOD 0.98
 
@@ -90,6 +93,12 @@ static bool wins(const struct lc_tune_ratio *ratio, const struct lc_tune_ratio *
     return ratio && ratio->p10 > least->p10 && ratio->median > least->p90;
 }
 
+/* Of NCCL's ways, what is worth a second look: its rounds may have been too few to be sure. */
+static bool may_win(const struct lc_tune_ratio *ratio)
+{
+    return ratio && ratio->median > GAIN;
+}
+
 static bool is_of(const struct lc_tune_step *step, const struct lc_tune_place *place)
 {
     return step->kind == place->kind && step->way.op == place->op &&
@@ -166,6 +175,24 @@ static void list_points(const struct lc_tune_results *results, struct lc_tune_ch
     }
 }
 
+/* The best of those that are not sure to win, where no other is; -1. */
+static int best_chance(const struct lc_tune_results *results, const struct lc_tune_place *place,
+                       const struct lc_tune_point *point)
+{
+    double score = 0;
+    int best = -1;
+
+    for (int i = 0; i < lc_tune_n_steps && place->kind == LC_TUNE_NCCL; i++) {
+        const struct lc_tune_ratio *here = lc_tune_find(results, i, point->bytes);
+
+        if (!is_of(&lc_tune_steps[i], place) || !may_win(here) || here->median <= score)
+            continue;
+        best = i;
+        score = here->median;
+    }
+    return best;
+}
+
 /* A way that reaches on to a neighbour is taken at the point, too, if it is as good there. */
 static int settle(const struct lc_tune_results *results, const struct lc_tune_choice *choice, int i)
 {
@@ -194,6 +221,9 @@ void lc_tune_choose(const struct lc_tune_results *results, const struct lc_tune_
         struct lc_tune_point *point = &out->point[i];
 
         point->way = settle(results, out, i);
+        point->sure = point->way >= 0;
+        if (!point->sure)
+            point->way = best_chance(results, place, point);
         if (point->way >= 0)
             point->won = *lc_tune_find(results, point->way, point->bytes);
     }
@@ -251,6 +281,37 @@ static bool wins_again(const struct lc_tune_recheck *again, const struct lc_tune
     return wins(&again->ratio, &own);
 }
 
+static double off(const struct lc_tune_ratio *ratio)
+{
+    return log(ratio->median / ratio->p10);
+}
+
+/* Two jobs' figures of one way, as one: what both are off by is less, unless they say different things. */
+static struct lc_tune_ratio together(const struct lc_tune_ratio *a, const struct lc_tune_ratio *b)
+{
+    double median = sqrt(a->median * b->median);
+    double apart = APART * fabs(log(a->median / b->median));
+    double error = exp(larger(hypot(off(a), off(b)), apart) / 2);
+
+    return (struct lc_tune_ratio){ median, median / error, median * error };
+}
+
+/* What was best of many in the first look was lucky there, so that the second one has to say much the same. */
+static bool wins_together(const struct lc_tune_point *point, const struct lc_tune_recheck *again,
+                          struct lc_tune_ratio *out)
+{
+    struct lc_tune_ratio least = { 1, 1, GAIN };
+    double equal, own;
+
+    if (!lc_tune_is_ratio(&again->equal))
+        return false;
+    equal = log(point->least.p90);
+    own = log(least_of_turns(&again->equal).p90);
+    least.p90 = larger(GAIN, exp(hypot(equal, own) / 2));
+    *out = together(&point->won, &again->ratio);
+    return wins(out, &least);
+}
+
 /* Whatever was looked at between two points must win there as well. */
 static bool wins_between(const struct lc_tune_point *a, const struct lc_tune_point *b,
                          const struct lc_tune_recheck *recheck, int n)
@@ -274,11 +335,14 @@ void lc_tune_confirm(struct lc_tune_choice *choice, const struct lc_tune_recheck
     for (int i = 0; i < choice->n; i++) {
         struct lc_tune_point *point = &choice->point[i];
         const struct lc_tune_recheck *again = find_recheck(recheck, n, point->bytes);
+        struct lc_tune_ratio both;
 
         if (point->way < 0)
             continue;
         if (again && wins_again(again, &point->least))
             point->won = again->ratio;
+        else if (again && wins_together(point, again, &both))
+            point->won = both;
         else
             point->way = -1;
     }
@@ -297,11 +361,17 @@ void lc_tune_confirm(struct lc_tune_choice *choice, const struct lc_tune_recheck
 bool lc_tune_is_disputed(const struct lc_tune_choice *before, const struct lc_tune_choice *after)
 {
     for (int i = 0; i < before->n; i++) {
-        if (before->point[i].way >= 0 && after->point[i].way < 0 &&
+        if (before->point[i].way >= 0 && before->point[i].sure && after->point[i].way < 0 &&
             before->point[i].won.median > WORTH_A_LOOK)
             return true;
     }
     return false;
+}
+
+void lc_tune_keep_sure(struct lc_tune_choice *choice)
+{
+    for (int i = 0; i < choice->n; i++)
+        choice->point[i].way = choice->point[i].sure ? choice->point[i].way : -1;
 }
 
 void lc_tune_merge(struct lc_tune_choice *choice, const struct lc_tune_choice *other)

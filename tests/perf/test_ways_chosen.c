@@ -44,8 +44,8 @@ static const struct noise {
     { "8 ranks, 16 KB",  0.05, 0.08, 1.5, 280, 0.97, 1.20},
     { "8 ranks, 256 KB", 0.07, 0.10, 2.0, 200, 0.94, 1.60},
     { "2 ranks, 1 MB",   0.02, 0.05, 0.5, 50,  0.95, 1.15},
-    { "2 ranks, 4 MB",   0.05, 0.10, 0.6, 25,  0.75, 1.20},
-    { "8 ranks, 16 MB",  0.05, 0.10, 1.0, 24,  0.75, 1.23},
+    { "2 ranks, 4 MB",   0.05, 0.10, 0.6, 25,  0.90, 1.20},
+    { "8 ranks, 16 MB",  0.05, 0.10, 1.0, 24,  0.88, 1.23},
     { "8 ranks, 256 MB", 0.01, 0.05, 0.3, 12,  0.95, 1.15},
 };
 #define N_NOISES (sizeof(noises) / sizeof(*noises))
@@ -173,6 +173,7 @@ static double tune_once(const struct noise *noise, struct race *race)
     };
     run_race(&second, noise, noise->turns, true);
     again.ratio = ratio_of(&second, 2);
+    again.equal = ratio_of(&second, 1);
     lc_tune_confirm(&choice, &again, 1);
     return choice.point[0].way >= 0 ? gain : 1;
 }
