@@ -44,8 +44,11 @@ static void count_in(struct lc_peers *peers, bool in)
 #define SLOTS_OF_CTA       8
 #define EXCHANGE_CTAS_MOST 64 /* of one between GPUs */
 /* For one of the shape's: one in each leg of reductions, two for exchanges. Two ranks have as many again for these. */
-#define SLOTS_EACH  4
-#define LINES_LEAST ((size_t)64 << 10)
+#define SLOTS_EACH 4
+/* What one of two ranks has under way: sums of 256 MB between two H200 over NVLink take 910 us with 4 slots, 859 with 8, and
+ * 465 and 448 with bf16 on the wire (perf/results/h200-x2-nvlink). With more ranks there are more units. */
+#define SLOTS_OF_PAIR 8
+#define LINES_LEAST   ((size_t)64 << 10)
 
 static bool reserve(const struct lc_peers_facts *facts, size_t bytes)
 {
@@ -87,6 +90,8 @@ static struct lk_ring_shape shape_for(const struct lc_peers *peers)
            (size_t)SLOTS_EACH * shape.channels * LK_SLOT_BYTES > peers->facts.start)
         shape.channels /= 2;
     slots = peers->facts.start / ((size_t)SLOTS_EACH * shape.channels * LK_SLOT_BYTES);
+    if (shape.ranks == 2 && slots >= SLOTS_OF_PAIR / 2)
+        slots = slots < SLOTS_OF_PAIR ? SLOTS_OF_PAIR : slots;
     shape.slots = slots < 1 ? 1 : slots > LK_SLOTS_MAX ? LK_SLOTS_MAX : (uint32_t)slots;
     while (shape.line_bytes > LINES_LEAST &&
            peers->backend->lk_ring_bytes(&shape) > peers->facts.cap)

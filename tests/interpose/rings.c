@@ -133,6 +133,8 @@ static void until_rings(const struct job *job)
         meeting_wait(meeting, job->n);
     }
     CHECK(said_count("rings of") == job->n);
+    CHECK(said_count(job->n == 2 ? ", 8 slots" : ", 4 slots") ==
+          job->n); /* two have one peer each */
 }
 
 static void set_up(struct job *job)
