@@ -7,14 +7,10 @@ bf16_compress_hook). Share: what of a step nodp does not need.
 usage: perf/ddp.py [--ranks N] [--rounds N] [--steps N] [--layers N] [--apart] [--variants LIST] [--library FILE]
        [--json FILE]
 
-Every variant is a resident set of processes; the sets take turns, so that drift of the machine meets all alike. Ranks
-share a GPU where there are too few (run it under tests/gpu/mps.sh then) and are hosts of their own for NCCL; with --apart
+Every variant is a resident set of processes; the sets take turns, so that drift of the machine meets all alike. Times are
+the device's for a step (the longest of the ranks): median of all, p10 and p90. Ranks share a GPU where there are too few (run it under tests/gpu/mps.sh then) and are hosts of their own for NCCL; with --apart
 they are that anyway. Variables LOONGCOMM_... are for the preloaded variants alone."""
-import argparse
 import os
-import statistics
-import sys
-import time
 
 import resident
 
@@ -84,80 +80,27 @@ def worker(variant, layers):
         optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
-    resident.say({"parameters": parameters, "gpu": torch.cuda.get_device_name(device), "torch": torch.__version__,
-                  "nccl": ".".join(map(str, torch.cuda.nccl.version()))})
-    for line in sys.stdin:
-        times, losses = [], []
-        for _ in range(int(line)):
-            torch.cuda.synchronize()
-            begun = time.perf_counter()
-            loss = step()
-            torch.cuda.synchronize()
-            times.append((time.perf_counter() - begun) * 1e3)
-            losses.append(loss.item())
-        resident.say({"ms": times, "loss": losses})
+    resident.serve_steps({"parameters": parameters, "gpu": torch.cuda.get_device_name(device), "torch": torch.__version__,
+                          "nccl": ".".join(map(str, torch.cuda.nccl.version()))}, step, lambda loss: loss.item())
     dist.destroy_process_group()
 
 
-def turn(ranks, steps):
-    answers = ranks.ask(str(steps))
-    return [max(times) for times in zip(*(a["ms"] for a in answers))], answers[0]["loss"]
-
-
 def main(options):
-    import torch
-    apart = options.apart or torch.cuda.device_count() < options.ranks
-    sets = {}
-    try:
-        for variant in options.variants:
-            wire = WIRES.get(variant)
-            sets[variant] = resident.Set(__file__, variant, options.ranks, ["--layers", str(options.layers)],
-                                         {"LOONGCOMM_ALLREDUCE_WIRE": wire} if wire else {},
-                                         options.library if wire else None, apart)
-        about = {variant: ranks.answers()[0] for variant, ranks in sets.items()}
-        times, losses = {variant: [] for variant in sets}, {}
-        for variant, ranks in sets.items():
-            losses[variant] = turn(ranks, 4)[1]
-        for _ in range(options.rounds):
-            for variant, ranks in sets.items():
-                ms, _ = turn(ranks, options.steps)
-                times[variant].append(statistics.median(ms))
-        for ranks in sets.values():
-            ranks.end()
-    finally:
-        for ranks in sets.values():
-            ranks.kill()
-    first = next(iter(about.values()))
+    variants = {name: {"LOONGCOMM_ALLREDUCE_WIRE": WIRES[name]} if name in WIRES else None for name in options.variants}
+    about, rounds, losses, _ = resident.steps_in_turns(__file__, variants, options, ["--layers", str(options.layers)])
     print("# DDP, %.0f M fp32 parameters, %d ranks on %s, torch %s, NCCL %s" %
-          (first["parameters"] / 1e6, options.ranks, first["gpu"], first["torch"], first["nccl"]))
+          (about["parameters"] / 1e6, options.ranks, about["gpu"], about["torch"], about["nccl"]))
     records = []
-    for variant in sets:
-        ratios = [plain / own for plain, own in zip(times.get("plain", times[variant]), times[variant])]
-        least = statistics.median(times.get("nodp", times[variant]))
-        records.append({"op": "ddp-step", "variant": variant, "ranks": options.ranks, "parameters": first["parameters"],
-                        "median_ms": statistics.median(times[variant]), "rounds_ms": times[variant],
-                        "ratio": statistics.median(ratios), "first_losses": losses[variant],
-                        "share": 1 - least / statistics.median(times[variant])})
-        print("%-10s %9.1f ms (%.1f..%.1f)  share %4.1f %%  plain / this %.2f  losses %s" %
-              (variant, records[-1]["median_ms"], min(times[variant]), max(times[variant]), 100 * records[-1]["share"],
-               records[-1]["ratio"],
-               " ".join("%.5f" % loss for loss in losses[variant])))
+    for name, record in resident.step_records(rounds).items():
+        records.append({"op": "ddp-step", "variant": name, "ranks": options.ranks, "parameters": about["parameters"], **record,
+                        "first_losses": losses[name][0]})
+        print(resident.text_of_record(name, record) + "  losses " + " ".join("%.5f" % loss for loss in losses[name][0]))
     if options.json:
-        resident.write(options.json, first, records)
+        resident.write(options.json, about, records)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(usage=__doc__)
-    parser.add_argument("--worker")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--layers", type=int, default=24)
-    parser.add_argument("--apart", action="store_true")
-    parser.add_argument("--variants", type=lambda text: text.split(","), default=list(VARIANTS))
-    parser.add_argument("--library", default=resident.LIBRARY)
-    parser.add_argument("--json")
-    given = parser.parse_args()
+    given = resident.step_options(__doc__, 8, 6, 24, VARIANTS).parse_args()
     if given.worker:
         worker(given.worker, given.layers)
     else:

@@ -9,11 +9,9 @@ usage: perf/moe.py [--ranks N] [--rounds N] [--steps N] [--layers N] [--factor F
 --factor: rows an expert has for one that it would get if all got alike (2). Variables LOONGCOMM_... are for the variant
 loongcomm alone. Prints the step time, the share of it that nodp does not need, and whether plain and loongcomm had the same
 losses to the bit; ends with 1 if not. Live: rows of the dispatch that are not zeros."""
-import argparse
 import os
 import statistics
 import sys
-import time
 
 import resident
 
@@ -99,63 +97,25 @@ def worker(variant, layers, factor):
         optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
-    resident.say({"gpu": torch.cuda.get_device_name(device), "torch": torch.__version__,
-                  "nccl": ".".join(map(str, torch.cuda.nccl.version()))})
-    for line in sys.stdin:
-        times, losses = [], []
-        for _ in range(int(line)):
-            torch.cuda.synchronize()
-            begun = time.perf_counter()
-            loss = step()
-            torch.cuda.synchronize()
-            times.append((time.perf_counter() - begun) * 1e3)
-            losses.append(float(loss).hex())
-        resident.say({"ms": times, "loss": losses, "live": float(model[0].live)})
+    resident.serve_steps({"gpu": torch.cuda.get_device_name(device), "torch": torch.__version__,
+                          "nccl": ".".join(map(str, torch.cuda.nccl.version()))}, step, lambda loss: float(loss).hex(),
+                         lambda: {"live": float(model[0].live)})
     dist.destroy_process_group()
 
 
-def turn(ranks, steps):
-    answers = ranks.ask(str(steps))
-    return ([max(times) for times in zip(*(a["ms"] for a in answers))], [a["loss"] for a in answers],
-            statistics.mean(a["live"] for a in answers))
-
-
 def main(options):
-    import torch
-    apart = options.apart or torch.cuda.device_count() < options.ranks
-    sets = {}
-    try:
-        for variant in options.variants:
-            sets[variant] = resident.Set(__file__, variant, options.ranks,
-                                         ["--layers", str(options.layers), "--factor", str(options.factor)],
-                                         library=options.library if variant == "loongcomm" else None, apart=apart)
-        about = [ranks.answers()[0] for ranks in sets.values()][0]
-        times, losses, live = {variant: [] for variant in sets}, {}, {}
-        for variant, ranks in sets.items():
-            losses[variant] = turn(ranks, 4)[1]
-        for _ in range(options.rounds):
-            for variant, ranks in sets.items():
-                ms, _, live[variant] = turn(ranks, options.steps)
-                times[variant].append(statistics.median(ms))
-        for ranks in sets.values():
-            ranks.end()
-    finally:
-        for ranks in sets.values():
-            ranks.kill()
+    variants = {name: {} if name == "loongcomm" else None for name in options.variants}
+    about, rounds, losses, last = resident.steps_in_turns(
+        __file__, variants, options, ["--layers", str(options.layers), "--factor", str(options.factor)])
     print("# MoE, %d layers, %d tokens of %d, %d experts, top %d, capacity factor %g, %d ranks on %s, torch %s, NCCL %s" %
           (options.layers, TOKENS, WIDTH, options.ranks * LOCAL_EXPERTS, TOP, options.factor, options.ranks, about["gpu"],
            about["torch"], about["nccl"]))
     records = []
-    for variant in sets:
-        median = statistics.median(times[variant])
-        ratios = [plain / own for plain, own in zip(times.get("plain", times[variant]), times[variant])]
-        records.append({"op": "moe-step", "variant": variant, "ranks": options.ranks, "median_ms": median,
-                        "rounds_ms": times[variant], "ratio": statistics.median(ratios), "live": live[variant],
-                        "share": 1 - statistics.median(times.get("nodp", times[variant])) / median,
-                        "first_losses": losses[variant]})
-        print("%-10s %8.2f ms (%.2f..%.2f)  share %4.1f %%  plain / this %.3f  live %.0f %%" %
-              (variant, median, min(times[variant]), max(times[variant]), 100 * records[-1]["share"],
-               records[-1]["ratio"], 100 * live[variant]))
+    for name, record in resident.step_records(rounds).items():
+        live = statistics.mean(answer["live"] for answer in last[name])
+        records.append({"op": "moe-step", "variant": name, "ranks": options.ranks, **record, "live": live,
+                        "first_losses": losses[name]})
+        print(resident.text_of_record(name, record) + "  live %.0f %%" % (100 * live))
     if options.json:
         resident.write(options.json, about, records)
     if "plain" in losses and "loongcomm" in losses:
@@ -166,17 +126,8 @@ def main(options):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(usage=__doc__)
-    parser.add_argument("--worker")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--layers", type=int, default=4)
+    parser = resident.step_options(__doc__, 10, 10, 4, VARIANTS)
     parser.add_argument("--factor", type=float, default=2)
-    parser.add_argument("--apart", action="store_true")
-    parser.add_argument("--variants", type=lambda text: text.split(","), default=list(VARIANTS))
-    parser.add_argument("--library", default=resident.LIBRARY)
-    parser.add_argument("--json")
     given = parser.parse_args()
     if given.worker:
         worker(given.worker, given.layers, given.factor)

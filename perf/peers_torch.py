@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """All-reduces and all-to-alls through torch.distributed between GPUs of one machine, in turns of one run: NCCL as it comes,
 NCCL on registered windows, torch's symmetric-memory one-shot and two-shot, what torch's bf16_compress_hook does (cast, NCCL,
-cast back), and loongcomm preloaded (exact, with bf16 on the wire, and for all-to-alls told by loongcommSetMask).
+cast back), and loongcomm preloaded (exact, with bf16 on the wire, each also where the job allows 64 CTAs instead of 32, and
+for all-to-alls told by loongcommSetMask).
 
 usage: perf/peers_torch.py [--ranks N] [--rounds N] [--cases LIST] [--seconds N] [--library FILE] [--json FILE]
 
@@ -51,7 +52,9 @@ BUSY = (5_000_000, 100_000_000)  # cycles: 3 ms and 50 ms, in which the calls of
 AGREED = 300  # small calls, after which all of loongcomm's ranks have agreed and its memory has grown
 ROW = 1024  # elements of a row of an all-to-all; an expert has 64 of them, the last ones zeros
 SETS = {"NCCL": None, "windows": None, "torch": None, "loongcomm": {},
-        "loongcomm, bf16 wire": {"LOONGCOMM_ALLREDUCE_WIRE": "bf16"}}
+        "loongcomm, bf16 wire": {"LOONGCOMM_ALLREDUCE_WIRE": "bf16"},
+        "loongcomm, 64 CTAs": {"NCCL_MAX_CTAS": "64"},
+        "loongcomm, 64 CTAs, bf16 wire": {"LOONGCOMM_ALLREDUCE_WIRE": "bf16", "NCCL_MAX_CTAS": "64"}}
 
 
 def calls_of(case):
@@ -107,6 +110,8 @@ class Worker:
             return both if reduces else {}
         if self.variant.endswith("wire"):
             return {self.variant: self.plain} if dtype == "float32" and op != "alltoall" else {}
+        if self.variant.endswith("CTAs"):
+            return {} if op == "alltoall" else {self.variant: self.plain}
         return {"loongcomm": self.plain, **({"loongcomm, mask": self.masked} if zeros else {})}
 
     def buffers(self, empty=None):
@@ -335,10 +340,6 @@ def measure_case(number, sets, rounds):
     return {way: us for way, us in times.items() if len(us) == rounds}, host, failed
 
 
-def quantile(values, part):
-    return sorted(values)[min(len(values) - 1, int(part * len(values)))]
-
-
 def main(options):
     begun, sets, records = time.monotonic(), {}, []
     os.environ.setdefault("LOONGCOMM_PEER", "force")
@@ -360,12 +361,12 @@ def main(options):
                 op, dtype, nbytes, zeros, graph = CASES[number]
                 records.append({"op": "torch-" + op, "dtype": dtype, "bytes": nbytes, "live": 1 - zeros, "graph": graph,
                                 "ranks": options.ranks, "variant": way, "median_us": statistics.median(us),
-                                "p10_us": quantile(us, 0.1), "p99_us": quantile(us, 0.99), "ratio": ratio,
+                                "p10_us": resident.quantile(us, 0.1), "p99_us": resident.quantile(us, 0.99), "ratio": ratio,
                                 "host_us": statistics.median(host[way])})
-                print("    %-24s %9.1f (%.1f..%.1f)  %.2f  host %.1f" %
-                      (way, statistics.median(us), quantile(us, 0.1), quantile(us, 0.99), ratio, statistics.median(host[way])))
+                print("    %-30s %9.1f (%.1f..%.1f)  %.2f  host %.1f" %
+                      (way, statistics.median(us), resident.quantile(us, 0.1), resident.quantile(us, 0.99), ratio, statistics.median(host[way])))
             for way, why in failed.items():
-                print("    %-24s failed: %s" % (way, why))
+                print("    %-30s failed: %s" % (way, why))
         for ranks in sets.values():
             ranks.end()
     finally:
