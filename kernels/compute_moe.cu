@@ -266,145 +266,6 @@ __global__ void __launch_bounds__(LK_BLOCK, 4)
                       warp - tokens, threadIdx.x % 32, Width);
 }
 
-#ifdef LK_COMPUTE_VARIANTS
-/* ---- rows by the bulk copy engine ----
- * A warp goes from token to token: rows come into its ring of stages, and each lane sends them on to its choice's row. */
-
-constexpr unsigned BULK_WARPS = 2, BULK_STAGES = 8;
-constexpr size_t BULK_SHARED = 96 * 1024; /* two blocks of a multiprocessor */
-
-__device__ __forceinline__ uint32_t shared_address(const void *at)
-{
-    return static_cast<uint32_t>(__cvta_generic_to_shared(at));
-}
-
-__device__ __forceinline__ uint64_t evict_first()
-{
-    uint64_t policy;
-
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-
-#if __CUDA_ARCH__ >= 900
-__device__ __forceinline__ void bulk_begin(const lk_moe_launch &launch, uint64_t token, void *to,
-                                           uint64_t *full)
-{
-    const lk_moe_rows &rows = launch.rows;
-    uint32_t bytes = static_cast<uint32_t>(rows.columns * 2);
-
-    if (token >= launch.routing.tokens)
-        return;
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
-                 :
-                 : "r"(shared_address(full)), "r"(bytes)
-                 : "memory");
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
-                 " [%0], [%1], %2, [%3];"
-                 :
-                 : "r"(shared_address(to)),
-                   "l"(static_cast<const uint16_t *>(rows.tokens) + token * rows.token_stride),
-                   "r"(bytes), "r"(shared_address(full))
-                 : "memory");
-}
-
-__device__ __forceinline__ void bulk_wait(uint64_t *full, unsigned parity)
-{
-    uint32_t done;
-
-    do
-        asm volatile("{\n"
-                     ".reg .pred p;\n"
-                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                     "selp.u32 %0, 1, 0, p;\n"
-                     "}\n"
-                     : "=r"(done)
-                     : "r"(shared_address(full)), "r"(parity)
-                     : "memory");
-    while (!done);
-}
-
-template <bool Streamed>
-__device__ __forceinline__ void bulk_send(const lk_moe_rows &rows, int32_t row, const void *from)
-{
-    void *to = static_cast<uint16_t *>(rows.permuted) +
-               static_cast<uint64_t>(row) * rows.permuted_stride;
-    uint32_t bytes = static_cast<uint32_t>(rows.columns * 2);
-
-    if (row < 0)
-        return;
-    if (Streamed)
-        asm volatile(
-            "cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;"
-            :
-            : "l"(to), "r"(shared_address(from)), "r"(bytes), "l"(evict_first())
-            : "memory");
-    else
-        asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
-                     :
-                     : "l"(to), "r"(shared_address(from)), "r"(bytes)
-                     : "memory");
-}
-
-template <bool Streamed>
-__device__ __forceinline__ void bulk_rows(const lk_moe_launch &launch, char *ring, uint64_t *full,
-                                          unsigned stages)
-{
-    const lk_moe_routing &r = launch.routing;
-    const lk_moe_rows &rows = launch.rows;
-    uint32_t lane = threadIdx.x % 32, bytes = static_cast<uint32_t>(rows.columns * 2);
-    uint64_t first = uint64_t{ blockIdx.x } * BULK_WARPS + threadIdx.x / 32;
-    uint64_t step = uint64_t{ gridDim.x } * BULK_WARPS;
-    unsigned stage = 0, ahead = stages - 2, parity = 0;
-
-    for (unsigned s = 0; s < ahead; s++)
-        if (lane == 0)
-            bulk_begin(launch, first + s * step, ring + s * bytes, full + s);
-    for (uint64_t token = first; token < r.tokens; token += step) {
-        /* the stage that this token but two was in is read */
-        asm volatile("cp.async.bulk.wait_group.read 1;" : : : "memory");
-        __syncwarp();
-        if (lane == 0)
-            bulk_begin(launch, token + (stages - 2) * step, ring + ahead * bytes, full + ahead);
-        bulk_wait(full + stage, parity);
-        for (uint32_t k = lane; k < r.choices; k += 32)
-            bulk_send<Streamed>(rows, r.row_of_slot[token * r.choices + k], ring + stage * bytes);
-        asm volatile("cp.async.bulk.commit_group;" : : : "memory");
-        ahead = ahead + 1 < stages ? ahead + 1 : 0;
-        stage = stage + 1 < stages ? stage + 1 : 0;
-        parity ^= stage == 0;
-    }
-    asm volatile("cp.async.bulk.wait_group 0;" : : : "memory");
-}
-#endif
-
-template <bool Streamed>
-__global__ void __launch_bounds__(32 * BULK_WARPS, 2)
-    moe_permute_bulk(const __grid_constant__ lk_moe_launch launch, unsigned stages)
-{
-#if __CUDA_ARCH__ >= 900
-    extern __shared__ __align__(128) char ring[];
-    __shared__ uint64_t full[BULK_WARPS][BULK_STAGES];
-    unsigned warp = threadIdx.x / 32;
-
-    if (threadIdx.x % 32 == 0) {
-        for (unsigned s = 0; s < stages; s++)
-            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;"
-                         :
-                         : "r"(shared_address(&full[warp][s]))
-                         : "memory");
-        asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
-    }
-    __syncwarp();
-    bulk_rows<Streamed>(launch, ring + warp * stages * launch.rows.columns * 2, full[warp], stages);
-    for (uint64_t row = uint64_t{ blockIdx.x } * BULK_WARPS + warp;
-         launch.rows.fill && row < launch.routing.rows; row += uint64_t{ gridDim.x } * BULK_WARPS)
-        moe_fill_lane(&launch.routing, launch.rows.permuted, launch.rows.permuted_stride,
-                      launch.rows.columns, row, threadIdx.x % 32, LK_WHOLE);
-#endif
-}
-#endif
-
 template <lk_width Width, unsigned Batch>
 __global__ void __launch_bounds__(LK_BLOCK, Batch == 2 ? 2 : 3)
     moe_unpermute_kernel(const __grid_constant__ lk_moe_launch launch)
@@ -548,34 +409,6 @@ int run_warps(const void *kernel, const lk_moe_launch *launch, uint64_t warps, v
 }
 
 #ifdef LK_COMPUTE_VARIANTS
-int permute_form = -1; /* -1: the product's; set between launches */
-
-constexpr const char *PERMUTE_NAMES[] = { "a warp a token", "bulk", "bulk, streamed" };
-constexpr int PERMUTE_FORMS = 3;
-
-/* -1: it cannot. */
-int run_bulk_permute(const lk_moe_launch *launch, void *stream)
-{
-    uint64_t bytes = launch->rows.columns * 2;
-    unsigned stages = bytes * BULK_WARPS * 4 <= BULK_SHARED
-                          ? static_cast<unsigned>(BULK_SHARED / (bytes * BULK_WARPS))
-                          : 0;
-    const void *function = permute_form == 2
-                               ? reinterpret_cast<const void *>(moe_permute_bulk<true>)
-                               : reinterpret_cast<const void *>(moe_permute_bulk<false>);
-
-    if (permute_form < 1 || !launch->wide || launch->rows.weights || !stages)
-        return -1;
-    stages = stages < BULK_STAGES ? stages : BULK_STAGES;
-    void *args[] = { const_cast<lk_moe_launch *>(launch), &stages };
-    int err = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   BULK_SHARED);
-
-    return err ? err
-               : cudaLaunchKernel(function, dim3(132 * 2), dim3(32 * BULK_WARPS), args,
-                                  stages * bytes * BULK_WARPS, static_cast<cudaStream_t>(stream));
-}
-
 int combine_form = -1; /* -1: the product's; set between launches */
 
 constexpr const char *COMBINE_NAMES[] = { "a warp a token", "a thread a group",
@@ -600,8 +433,8 @@ int run_flat(kernel function, const lk_moe_launch *launch, void *stream)
                    : 0;
 }
 
-/* Of two choices at most: torch's compiled gather, which is such a kernel, takes 95.5 us of 16384 tokens of 4096 columns on
- * one H200, a warp for each token 104.9; of eight choices 98 and 80. */
+/* Of eight choices at most. On one H200 16384 tokens of 4096 columns, two choices each, take 97.5 us, and 105 by a warp for each
+ * token; 8192 of 2048 columns, eight choices, 72.1 and 79.8 us. Reads that leave L2 first take 104 and 76 where writes do not. */
 kernel choose_flat(const lk_moe_launch *launch)
 {
     uint32_t choices = launch->routing.choices;
@@ -613,7 +446,9 @@ kernel choose_flat(const lk_moe_launch *launch)
         return combine_form && fits && choices <= 8 ? combine_forms[combine_form - 1][choices > 2]
                                                     : nullptr;
 #endif
-    return fits && choices <= 2 ? moe_combine_flat<2, false, false> : nullptr;
+    if (!fits || choices > 8)
+        return nullptr;
+    return choices <= 2 ? moe_combine_flat<2, false, true> : moe_combine_flat<8, false, true>;
 }
 
 } // namespace
@@ -628,12 +463,6 @@ extern "C" int lk_run_moe_route(const lk_moe_routing *routing, void *stream)
 
 extern "C" int lk_run_moe_permute(const lk_moe_launch *launch, void *stream)
 {
-#ifdef LK_COMPUTE_VARIANTS
-    int err = run_bulk_permute(launch, stream);
-
-    if (err >= 0)
-        return err;
-#endif
     return run_warps(address(choose_permute(launch)), launch,
                      launch->routing.tokens + (launch->rows.fill ? launch->routing.rows : 0),
                      stream);
@@ -649,12 +478,6 @@ extern "C" int lk_run_moe_unpermute(const lk_moe_launch *launch, void *stream)
 }
 
 #ifdef LK_COMPUTE_VARIANTS
-extern "C" LK_API const char *lk_variants_moe_permute(int form)
-{
-    permute_form = form >= 0 && form < PERMUTE_FORMS ? form : -1;
-    return permute_form >= 0 ? PERMUTE_NAMES[form] : nullptr;
-}
-
 extern "C" LK_API const char *lk_variants_moe_combine(int form)
 {
     combine_form = form >= 0 && form < COMBINE_FORMS ? form : -1;
@@ -677,7 +500,8 @@ extern "C" int lk_load_moe(void)
                               address(moe_permute_kernel<LK_SINGLE, false>),
                               address(moe_permute_kernel<LK_WHOLE, false>),
                               address(moe_permute_kernel<LK_WHOLE, true>),
-                              address(moe_combine_flat<2, false, false>) };
+                              address(moe_combine_flat<2, false, true>),
+                              address(moe_combine_flat<8, false, true>) };
     int err = load_kernels(kernels, sizeof(kernels) / sizeof(*kernels));
 
     for (size_t i = 0; !err && i < 4; i++) {
