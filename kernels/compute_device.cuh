@@ -25,6 +25,21 @@ static __device__ __forceinline__ bool is_last_block(uint32_t *counter)
     return last;
 }
 
+/* Rows are gone through from the last to the first. What was launched before wrote its last rows last, and what comes behind
+ * reads the first ones first, as products do: as far as they go, both find them in L2. */
+static __device__ __forceinline__ uint64_t from_the_end(uint64_t nth, uint64_t count)
+{
+    return count - 1 - nth;
+}
+
+/* The same of groups of `each`, the last of which may have fewer: where a group begins; at or beyond `count`: there is no such
+ * group. Differences to the next ones are negative, modulo 2^64. */
+static __device__ __forceinline__ uint64_t group_from_the_end(uint64_t nth, uint64_t each,
+                                                              uint64_t count)
+{
+    return (count - 1) / each * each - nth * each;
+}
+
 /* The sum over the block's threads, a power of two of them, as a tree; `sums` may be used again behind it. */
 static __device__ __forceinline__ float block_sum(float *sums, float mine)
 {

@@ -74,7 +74,8 @@ __global__ void __launch_bounds__(LK_BLOCK, 4)
         return;
     }
     uint64_t groups = launch.norm.columns / 8, all = groups * launch.norm.rows;
-    uint64_t at = (blockIdx.x - sums) * LK_BLOCK * APPLY_GROUPS + threadIdx.x;
+    uint64_t nth = from_the_end(blockIdx.x - sums, gridDim.x - sums);
+    uint64_t at = nth * LK_BLOCK * APPLY_GROUPS + threadIdx.x;
 
 #pragma unroll
     for (unsigned g = 0; g < APPLY_GROUPS; g++, at += LK_BLOCK) {
@@ -110,7 +111,7 @@ template <lk_width Width>
 __global__ void __launch_bounds__(LK_BLOCK, 4)
     undo_kernel(const __grid_constant__ lk_undo_launch launch)
 {
-    undo_thread(&launch, blockIdx.x, threadIdx.x, blockDim.x, Width);
+    undo_thread(&launch, from_the_end(blockIdx.x, gridDim.x), threadIdx.x, blockDim.x, Width);
 }
 
 /* [wide][plain] */

@@ -111,11 +111,13 @@ LK_INLINE void fold_sum_rows(const struct lk_fold_launch *launch, uint64_t group
 
         LK_UNROLL
         for (size_t j = 0; j < 4; j++) {
+            uint64_t nth = row + j * every;
+
             LK_UNROLL
             for (size_t i = 0; i < 8; i++)
                 values[j][i] = 0;
-            if (row + j * every < fold->rows)
-                read8_bf16(from + (row + j * every) * launch->stride, 8 * group, fold->columns,
+            if (nth < fold->rows) /* from the last row on, see from_the_end() */
+                read8_bf16(from + (fold->rows - 1 - nth) * launch->stride, 8 * group, fold->columns,
                            width, values[j]);
         }
         LK_UNROLL

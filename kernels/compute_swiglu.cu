@@ -12,7 +12,7 @@ template <lk_width Width>
 __global__ void __launch_bounds__(LK_BLOCK, 4)
     swiglu_forward_kernel(const __grid_constant__ lk_swiglu_launch launch)
 {
-    swiglu_row row = swiglu_find_row(&launch, blockIdx.x);
+    swiglu_row row = swiglu_find_row(&launch, from_the_end(blockIdx.x, gridDim.x));
 
     swiglu_forward_thread(&row, threadIdx.x, blockDim.x, Width);
 }
@@ -22,14 +22,15 @@ __global__ void __launch_bounds__(LK_BLOCK, 4)
     swiglu_backward_kernel(const __grid_constant__ lk_swiglu_launch launch)
 {
     __shared__ float sums[LK_BLOCK];
-    swiglu_row row = swiglu_find_back_row(&launch, blockIdx.x);
+    uint64_t nth = from_the_end(blockIdx.x, gridDim.x);
+    swiglu_row row = swiglu_find_back_row(&launch, nth);
     float dot = swiglu_backward_thread(&row, threadIdx.x, blockDim.x, Width);
 
     if (!launch.grads.row_dot)
         return;
     dot = block_sum(sums, dot);
     if (threadIdx.x == 0)
-        launch.grads.row_dot[blockIdx.x] = dot;
+        launch.grads.row_dot[nth] = dot;
 }
 
 int run(void (*kernel)(lk_swiglu_launch), const lk_swiglu_launch *launch, void *stream)
