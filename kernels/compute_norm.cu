@@ -20,7 +20,8 @@ __global__ void __launch_bounds__(LK_BLOCK, 4)
     norm_forward_kernel(const __grid_constant__ lk_norm_launch launch)
 {
     __shared__ float sums[LK_BLOCK];
-    norm_row row = norm_find_row(&launch, blockIdx.x);
+    uint64_t nth = from_the_end(blockIdx.x, gridDim.x);
+    norm_row row = norm_find_row(&launch, nth);
     bool layer = launch.norm.kind == LK_LAYER_NORM;
     norm_found found = { norm_shift(&launch.norm, &row), 0, 0 };
 
@@ -35,9 +36,9 @@ __global__ void __launch_bounds__(LK_BLOCK, 4)
     }
     found.rstd = norm_rstd(&launch.norm, squares);
     if (threadIdx.x == 0) {
-        launch.norm.rstd[blockIdx.x] = found.rstd;
+        launch.norm.rstd[nth] = found.rstd;
         if (layer)
-            launch.norm.mean[blockIdx.x] = found.shift + found.rest;
+            launch.norm.mean[nth] = found.shift + found.rest;
     }
     if (row.y)
         norm_apply_thread(&launch.norm, &row, found, threadIdx.x, blockDim.x, Width);
@@ -59,7 +60,7 @@ __global__ void __launch_bounds__(LK_BLOCK, 4)
             partial[i] = 0;
     __syncthreads();
     for (uint64_t r = blockIdx.x; r < launch.norm.rows; r += gridDim.x) {
-        norm_back_row row = norm_find_back(&launch, r);
+        norm_back_row row = norm_find_back(&launch, from_the_end(r, launch.norm.rows));
         norm_sums all = norm_sums_thread(&launch.norm, &row, threadIdx.x, blockDim.x, Width);
 
         all.plain = launch.norm.kind == LK_LAYER_NORM ? block_sum(sums, all.plain) : 0;
@@ -141,9 +142,7 @@ constexpr norm_table make_forward(std::index_sequence<I...>)
 template <bool Full, bool Residual, size_t... I>
 constexpr norm_table make_backward(std::index_sequence<I...>)
 {
-    return {
-        { choose_backward<NORM_BACKWARD_FORM[Full][I], NORM_CLASSES[I], Full, Residual>()... }
-    };
+    return { { choose_backward<NORM_BACKWARD_FORM[I], NORM_CLASSES[I], Full, Residual>()... } };
 }
 
 /* Of devices on which a form does not find room. */
@@ -192,25 +191,12 @@ const norm_table backward_rows_tables[2][2] = NORM_TABLES(rows_backward);
     }
 
 const norm_table forward_forms[NORM_FORWARD_FORMS][2][2] = {
-    FORM_TABLES(form_forward, FORWARD_ROWS),       FORM_TABLES(form_forward, FORWARD_RING),
+    FORM_TABLES(form_forward, FORWARD_ROWS), FORM_TABLES(form_forward, FORWARD_RING),
     FORM_TABLES(form_forward, FORWARD_RING_TWICE), FORM_TABLES(form_forward, FORWARD_ROWS_MORE),
-    FORM_TABLES(form_forward, FORWARD_ROWS_WIDE),  FORM_TABLES(form_forward, FORWARD_ONCE),
-    FORM_TABLES(form_forward, FORWARD_ONCE_EARLY), FORM_TABLES(form_forward, FORWARD_ONCE_LESS),
-    FORM_TABLES(form_forward, FORWARD_BULK),       FORM_TABLES(form_forward, FORWARD_BULK_TWICE)
+    FORM_TABLES(form_forward, FORWARD_ROWS_WIDE)
 };
 const norm_table backward_forms[NORM_BACKWARD_FORMS][2][2] = {
-    FORM_TABLES(form_backward, BACKWARD_ROWS),
-    FORM_TABLES(form_backward, BACKWARD_RING),
-    FORM_TABLES(form_backward, BACKWARD_RING_TEAMS),
-    FORM_TABLES(form_backward, BACKWARD_EVICT),
-    FORM_TABLES(form_backward, BACKWARD_STREAMED),
-    FORM_TABLES(form_backward, BACKWARD_EVICT_STREAMED),
-    FORM_TABLES(form_backward, BACKWARD_BULK),
-    FORM_TABLES(form_backward, BACKWARD_BULK_EVICT_STREAMED),
-    FORM_TABLES(form_backward, BACKWARD_FEWER),
-    FORM_TABLES(form_backward, BACKWARD_LATE),
-    FORM_TABLES(form_backward, BACKWARD_LATE_TEAMS),
-    FORM_TABLES(form_backward, BACKWARD_THREE)
+    FORM_TABLES(form_backward, BACKWARD_ROWS), FORM_TABLES(form_backward, BACKWARD_RING)
 };
 #endif
 

@@ -20,52 +20,18 @@ enum norm_forward_form {
     FORWARD_RING_TWICE, /* two blocks of a multiprocessor */
     FORWARD_ROWS_MORE,  /* more blocks, which hold less */
     FORWARD_ROWS_WIDE,  /* more threads for a row */
-    FORWARD_ONCE,       /* rows whose mean and squares are found in one sum */
-    FORWARD_ONCE_EARLY, /* the same, the weights on their way early */
-    FORWARD_ONCE_LESS,  /* the same, blocks that hold less */
-    FORWARD_BULK,       /* ring by the bulk copy engine */
-    FORWARD_BULK_TWICE, /* the same, two blocks of a multiprocessor */
     NORM_FORWARD_FORMS
 };
 
 enum norm_backward_form {
     BACKWARD_ROWS,
     BACKWARD_RING,
-    BACKWARD_RING_TEAMS, /* other teams */
-    BACKWARD_EVICT,      /* these ways of moving rows, of the product's ring */
-    BACKWARD_STREAMED,
-    BACKWARD_EVICT_STREAMED,
-    BACKWARD_BULK,
-    BACKWARD_BULK_EVICT_STREAMED,
-    BACKWARD_FEWER, /* half the stages */
-    BACKWARD_LATE,  /* rows are written when the next ones have been added up */
-    BACKWARD_LATE_TEAMS,
-    BACKWARD_THREE, /* three teams, or warps that have a row each */
     NORM_BACKWARD_FORMS
 };
 
-constexpr const char *NORM_FORWARD_NAMES[] = { "rows",
-                                               "ring",
-                                               "ring, 2 blocks",
-                                               "rows, more blocks",
-                                               "rows, more threads",
-                                               "rows, one sum",
-                                               "rows, one sum, early weights",
-                                               "rows, one sum, less held",
-                                               "ring, bulk",
-                                               "ring, bulk, 2 blocks" };
-constexpr const char *NORM_BACKWARD_NAMES[] = { "rows",
-                                                "ring",
-                                                "ring, other teams",
-                                                "ring, reads leave first",
-                                                "ring, streamed writes",
-                                                "ring, both",
-                                                "ring, bulk",
-                                                "ring, bulk, both",
-                                                "ring, fewer stages",
-                                                "ring, written late",
-                                                "ring, written late, other teams",
-                                                "ring, three teams" };
+constexpr const char *NORM_FORWARD_NAMES[] = { "rows", "ring", "ring, 2 blocks",
+                                               "rows, more blocks", "rows, more threads" };
+constexpr const char *NORM_BACKWARD_NAMES[] = { "rows", "ring" };
 
 /* The product's form of each class: [with a mean][with a residual]. Measured on one H200, us by rows and by the form: RMSNorm of
  * 4096 x 5120 29.0, 25.8; LayerNorm of 65536 x 1024 77.8, 75.2, of 32768 x 2048 84.5, 75.4, of 8192 x 5120 64.5, 52.0, of 4096
@@ -83,15 +49,12 @@ constexpr norm_forward_form NORM_FORWARD_FORM[2][2][NORM_CLASS_COUNT] = {
         FORWARD_ROWS_MORE, FORWARD_ROWS }},
 };
 
-/* Without and with a mean or dbeta. Measured on one H200, us by rows and by the form: RMSNorm of 131072 x 256 62.5, 58.9; of
- * 131072 x 512 118, 115; of 65536 x 1024 127, 115; of 32768 x 2048 130, 116; of 16384 x 4096 130, 105, with a gradient of s
- * beside 182, 137; of 8192 x 5120 107, 73; of 4096 x 8192 76.5, 60.9. LayerNorm of the same 66, 60; 124, 117; 138, 116; 138,
- * 108; 139, 111; 118, 74; 86.4, 66.5. Rows of 16384 have no other form. */
-constexpr norm_backward_form NORM_BACKWARD_FORM[2][NORM_CLASS_COUNT] = {
-    {BACKWARD_RING,  BACKWARD_RING, BACKWARD_RING_TEAMS, BACKWARD_RING, BACKWARD_RING_TEAMS,
-     BACKWARD_RING, BACKWARD_RING, BACKWARD_ROWS},
-    { BACKWARD_RING, BACKWARD_RING, BACKWARD_RING_TEAMS, BACKWARD_RING, BACKWARD_RING,
-     BACKWARD_RING, BACKWARD_RING, BACKWARD_ROWS},
+/* Measured on one H200, us by rows and by a ring, without and with a mean or dbeta: 131072 x 256 62.5, 58.9; 66, 60; 131072 x
+ * 512 118, 115; 124, 117; 65536 x 1024 127, 111; 138, 110; 32768 x 2048 130, 106; 138, 104; 16384 x 4096 130, 103; 139, 107;
+ * 8192 x 5120 107, 73; 118, 74; 4096 x 8192 76.8, 59.3; 86.9, 64. Rows of 16384 columns have no other form. */
+constexpr norm_backward_form NORM_BACKWARD_FORM[NORM_CLASS_COUNT] = {
+    BACKWARD_RING, BACKWARD_RING, BACKWARD_RING, BACKWARD_RING,
+    BACKWARD_RING, BACKWARD_RING, BACKWARD_RING, BACKWARD_ROWS
 };
 
 /* Blocks that stay and have fewer rounds than this do not pay: RMSNorm of 2048 x 1024, which is one, takes 5.5 us by rows and
@@ -102,8 +65,7 @@ constexpr uint64_t NORM_ROUNDS = 4;
  * for a thread, leave a part of every multiprocessor idle. 0: the class has no such form. Not measured. */
 constexpr uint64_t NORM_FEW[NORM_CLASS_COUNT] = { 0, 0, 132 * 8 * 2, 132 * 6, 132 * 6, 0, 0, 0 };
 
-constexpr size_t NORM_RING_MOST = 200 * 1024;    /* of a multiprocessor's shared memory */
-constexpr size_t NORM_BEFORE_EARLY = 163 * 1024; /* a block's most before compute capability 9 */
+constexpr size_t NORM_RING_MOST = 200 * 1024; /* of a multiprocessor's shared memory */
 
 using norm_function = void (*)(lk_norm_launch);
 
@@ -120,17 +82,11 @@ struct norm_kernel {
 /* ---- forward ---- */
 
 template <unsigned Lanes, unsigned Groups, bool Layer, unsigned Hold = 4,
-          unsigned Blocks = 1024 / norm_team<Lanes>::threads, bool Early = false, bool Once = false>
+          unsigned Blocks = 1024 / norm_team<Lanes>::threads, bool Early = false>
 constexpr norm_kernel forward_rows()
 {
     return { uint64_t{ 8 } * Lanes * Groups,
-             norm_forward_rows < Lanes,
-             Groups,
-             Layer,
-             Hold,
-             Blocks,
-             Early,
-             Layer && Once >,
+             norm_forward_rows<Lanes, Groups, Layer, Hold, Blocks, Early>,
              norm_team<Lanes>::threads,
              norm_team<Lanes>::count * Hold / Groups,
              0,
@@ -172,77 +128,9 @@ template <unsigned Columns, bool Layer> constexpr norm_kernel choose_forward_row
         return forward_rows<512, 4, Layer>();
 }
 
-#ifdef LK_COMPUTE_VARIANTS
-template <unsigned Columns, bool Layer, bool Early> constexpr norm_kernel choose_forward_once()
-{
-    if constexpr (Columns == 1024)
-        return forward_rows<32, 4, Layer, 4, 4, Early, true>();
-    else if constexpr (Columns == 2048)
-        return forward_rows<256, 1, Layer, 4, 4, Early, true>();
-    else if constexpr (Columns == 4096)
-        return forward_rows<256, 2, Layer, 4, 4, Early, true>();
-    else if constexpr (Columns == 6144)
-        return forward_rows<256, 3, Layer, 3, 4, Early, true>();
-    else if constexpr (Columns == 8192)
-        return forward_rows<256, 4, Layer, 4, 4, Early, true>();
-    else
-        return choose_forward_rows<Columns, Layer>();
-}
-
-template <unsigned Columns, bool Layer> constexpr norm_kernel choose_forward_less()
-{
-    if constexpr (Columns == 1024)
-        return forward_rows<128, 1, Layer, 2, 8, true, true>();
-    else if constexpr (Columns == 2048)
-        return forward_rows<256, 1, Layer, 2, 5, true, true>();
-    else if constexpr (Columns == 4096)
-        return forward_rows<256, 2, Layer, 2, 5, true, true>();
-    else if constexpr (Columns == 6144)
-        return forward_rows<256, 3, Layer, 3, 5, true, true>();
-    else if constexpr (Columns == 8192)
-        return forward_rows<512, 2, Layer, 2, 2, true, true>();
-    else
-        return choose_forward_rows<Columns, Layer>();
-}
-
-template <unsigned Columns, bool Layer, bool Residual, bool Twice>
-constexpr norm_kernel choose_forward_bulk()
-{
-    constexpr unsigned way = RING_BULK | RING_EVICT, half = Residual ? 2 : 1;
-
-    if constexpr (Columns == 1024 && !Twice)
-        return forward_ring<norm_ring<32, 16, 4, 1, 6 / half, way>, 1, Layer, Residual>();
-    else if constexpr (Columns == 2048 && !Twice)
-        return forward_ring<norm_ring<128, 4, 2, 1, 8 / half, way>, 1, Layer, Residual>();
-    else if constexpr (Columns == 2048)
-        return forward_ring<norm_ring<128, 2, 2, 1, 6 / half, way>, 2, Layer, Residual>();
-    else if constexpr (Columns == 4096 && !Twice)
-        return forward_ring<norm_ring<256, 2, 2, 1, 8 / half, way>, 1, Layer, Residual>();
-    else if constexpr (Columns == 4096)
-        return forward_ring<norm_ring<256, 1, 2, 1, 8 / half, way>, 2, Layer, Residual>();
-    else if constexpr (Columns == 6144)
-        return forward_ring<norm_ring<256, 1, 3, 1, 6 / half, way>, 2, Layer, Residual>();
-    else if constexpr (Columns == 8192 && !Twice)
-        return forward_ring<norm_ring<512, 1, 2, 1, 8 / half, way>, 1, Layer, Residual>();
-    else if constexpr (Columns == 8192)
-        return forward_ring<norm_ring<256, 1, 4, 1, 6 / half, way>, 2, Layer, Residual>();
-    else
-        return choose_forward_rows<Columns, Layer>();
-}
-#endif
-
 template <norm_forward_form Form, unsigned Columns, bool Layer, bool Residual>
 constexpr norm_kernel choose_forward()
 {
-#ifdef LK_COMPUTE_VARIANTS
-    if constexpr (Form == FORWARD_ONCE || Form == FORWARD_ONCE_EARLY)
-        return choose_forward_once<Columns, Layer, Form == FORWARD_ONCE_EARLY>();
-    else if constexpr (Form == FORWARD_ONCE_LESS)
-        return choose_forward_less<Columns, Layer>();
-    else if constexpr ((Form == FORWARD_BULK || Form == FORWARD_BULK_TWICE) && !Residual)
-        return choose_forward_bulk<Columns, Layer, Residual, Form == FORWARD_BULK_TWICE>();
-#endif
-
     constexpr bool ring = Form == FORWARD_RING, twice = Form == FORWARD_RING_TWICE;
     constexpr bool more = Form == FORWARD_ROWS_MORE, wide = Form == FORWARD_ROWS_WIDE;
 
@@ -295,21 +183,6 @@ template <unsigned Lanes, unsigned Groups, bool Full> constexpr norm_kernel back
              0 };
 }
 
-/* The launch behind one begins early if devices that do not know how have no room for it. */
-#ifdef LK_COMPUTE_VARIANTS
-template <class Shape, bool Full> constexpr norm_kernel backward_late()
-{
-    static_assert(Shape::bytes(2) <= NORM_RING_MOST, "does not fit");
-    return { Shape::columns,
-             norm_backward_late<Shape, 1, 2, Full>,
-             Shape::threads,
-             Shape::Teams * Shape::Rows,
-             132,
-             Shape::bytes(2) > NORM_BEFORE_EARLY,
-             Shape::bytes(2) };
-}
-#endif
-
 template <class Shape, bool Full, bool Residual> constexpr norm_kernel backward_ring()
 {
     static_assert(Shape::bytes(Residual ? 3 : 2) <= NORM_RING_MOST, "does not fit");
@@ -321,7 +194,7 @@ template <class Shape, bool Full, bool Residual> constexpr norm_kernel backward_
              Shape::threads,
              Shape::Teams * Shape::Rows,
              132,
-             Shape::bytes(Residual ? 3 : 2) > NORM_BEFORE_EARLY,
+             true,
              Shape::bytes(Residual ? 3 : 2) };
 }
 
@@ -343,120 +216,66 @@ template <unsigned Columns, bool Full> constexpr norm_kernel choose_backward_row
         return backward_rows<512, 4, Full>();
 }
 
-#ifdef LK_COMPUTE_VARIANTS
-template <unsigned Columns, bool Full, bool Residual, unsigned Way, unsigned Less>
-constexpr norm_kernel choose_backward_way()
+/* A ring's shape. Twice as many stages as most have were no better or up to 4 % worse, and more read at a time is what leaves
+ * the writes behind. Where barriers come often rows are written late: 3 to 6 %. */
+template <unsigned Columns, bool Full> constexpr norm_kernel choose_backward_ring()
 {
-    if constexpr (Columns == 1024)
-        return backward_ring<norm_ring<128, 4, 1, 4, (Residual ? 2 : 3) - Less / 2, Way>, Full,
-                             Residual>();
-    else if constexpr (Columns == 2048)
-        return backward_ring<norm_ring<128, 4, 2, 1, (Residual ? 4 : 6) - Less, Way>, Full,
-                             Residual>();
-    else if constexpr (Columns == 4096 && Full)
-        return backward_ring<norm_ring<256, 2, 2, 1, (Residual ? 4 : 6) - Less, Way>, Full,
-                             Residual>();
-    else if constexpr (Columns == 4096)
-        return backward_ring<norm_ring<512, 1, 1, 2, (Residual ? 4 : 6) - Less, Way>, Full,
-                             Residual>();
-    else if constexpr (Columns == 6144)
-        return backward_ring<norm_ring<256, 2, 3, 1, (Residual ? 2 : 4) - Less / 2, Way>, Full,
-                             Residual>();
-    else if constexpr (Columns == 8192)
-        return backward_ring<norm_ring<512, 1, 2, 1, (Residual ? 4 : 6) - Less, Way>, Full,
-                             Residual>();
-    else
-        return choose_backward_rows<Columns, Full>();
-}
-#endif
-
-#ifdef LK_COMPUTE_VARIANTS
-template <unsigned Columns, bool Full, bool Others> constexpr norm_kernel choose_backward_late()
-{
-    if constexpr (Columns == 1024 && !Others)
-        return backward_late<norm_ring<32, 12, 4, 1, 4>, Full>();
+    if constexpr (Columns == 256)
+        return backward_ring<norm_ring<32, 16, 1, 2, 6>, Full, false>();
+    else if constexpr (Columns == 512)
+        return backward_ring<norm_ring<32, 16, 2, 1, 6>, Full, false>();
+    else if constexpr (Columns == 1024 && Full)
+        return backward_ring<norm_ring<32, 12, 4, 1, 4, true>, Full, false>();
     else if constexpr (Columns == 1024)
-        return backward_late<norm_ring<128, 4, 1, 2, 6>, Full>();
-    else if constexpr (Columns == 2048 && !Others)
-        return backward_late<norm_ring<128, 4, 2, 1, 6>, Full>();
+        return backward_ring<norm_ring<128, 4, 1, 2, 6, true>, Full, false>();
+    else if constexpr (Columns == 2048 && Full)
+        return backward_ring<norm_ring<128, 4, 2, 1, 3>, Full, false>();
     else if constexpr (Columns == 2048)
-        return backward_late<norm_ring<256, 2, 1, 2, 6>, Full>();
-    else if constexpr (Columns == 4096 && !Others)
-        return backward_late<norm_ring<256, 2, 2, 1, 6>, Full>();
+        return backward_ring<norm_ring<256, 2, 1, 2, 6, true>, Full, false>();
+    else if constexpr (Columns == 4096 && Full)
+        return backward_ring<norm_ring<256, 2, 2, 1, 3>, Full, false>();
     else if constexpr (Columns == 4096)
-        return backward_late<norm_ring<512, 1, 1, 2, 6>, Full>();
-    else if constexpr (Columns == 6144 && !Others)
-        return backward_late<norm_ring<256, 2, 3, 1, 4>, Full>();
+        return backward_ring<norm_ring<512, 1, 1, 2, 3>, Full, false>();
     else if constexpr (Columns == 6144)
-        return backward_late<norm_ring<384, 1, 2, 1, 8>, Full>();
-    else if constexpr (Columns == 8192 && !Others)
-        return backward_late<norm_ring<512, 1, 2, 1, 6>, Full>();
+        return backward_ring<norm_ring<256, 2, 3, 1, 4>, Full, false>();
     else if constexpr (Columns == 8192)
-        return backward_late<norm_ring<1024, 1, 1, 1, 6>, Full>();
+        return backward_ring<norm_ring<512, 1, 2, 1, 3>, Full, false>();
     else
         return choose_backward_rows<Columns, Full>();
 }
 
-template <unsigned Columns, bool Full> constexpr norm_kernel choose_backward_three()
+/* With a gradient of s beside. */
+template <unsigned Columns, bool Full> constexpr norm_kernel choose_backward_residual()
 {
-    if constexpr (Columns == 1024)
-        return backward_ring<norm_ring<64, 7, 2, 1, 6>, Full, false>();
+    if constexpr (Columns == 256)
+        return backward_ring<norm_ring<32, 16, 1, 2, 4>, Full, true>();
+    else if constexpr (Columns == 512)
+        return backward_ring<norm_ring<32, 16, 2, 1, 4>, Full, true>();
+    else if constexpr (Columns == 1024)
+        return backward_ring<norm_ring<128, 4, 1, 4, 2>, Full, true>();
     else if constexpr (Columns == 2048)
-        return backward_ring<norm_ring<128, 3, 2, 1, 8>, Full, false>();
+        return backward_ring<norm_ring<128, 4, 2, 1, 4>, Full, true>();
+    else if constexpr (Columns == 4096 && Full)
+        return backward_ring<norm_ring<256, 2, 2, 1, 4>, Full, true>();
     else if constexpr (Columns == 4096)
-        return backward_ring<norm_ring<128, 3, 4, 1, 4>, Full, false>();
+        return backward_ring<norm_ring<512, 1, 1, 2, 4>, Full, true>();
     else if constexpr (Columns == 6144)
-        return backward_ring<norm_ring<192, 2, 4, 1, 4>, Full, false>();
+        return backward_ring<norm_ring<256, 2, 3, 1, 2>, Full, true>();
+    else if constexpr (Columns == 8192)
+        return backward_ring<norm_ring<512, 1, 2, 1, 4>, Full, true>();
     else
         return choose_backward_rows<Columns, Full>();
 }
-#endif
 
-/* Residual: with a gradient of s beside. */
 template <norm_backward_form Form, unsigned Columns, bool Full, bool Residual>
 constexpr norm_kernel choose_backward()
 {
-#ifdef LK_COMPUTE_VARIANTS
-    constexpr bool all = Form == BACKWARD_BULK_EVICT_STREAMED,
-                   both = Form == BACKWARD_EVICT_STREAMED;
-    constexpr unsigned way = (all || both || Form == BACKWARD_EVICT ? unsigned{ RING_EVICT } : 0) |
-                             (all || both || Form == BACKWARD_STREAMED ? unsigned{ RING_STREAMED }
-                                                                       : 0) |
-                             (all || Form == BACKWARD_BULK ? unsigned{ RING_BULK } : 0);
-
-    if constexpr ((Form == BACKWARD_LATE || Form == BACKWARD_LATE_TEAMS) && !Residual)
-        return choose_backward_late<Columns, Full, Form == BACKWARD_LATE_TEAMS>();
-    else if constexpr (Form == BACKWARD_THREE && !Residual)
-        return choose_backward_three<Columns, Full>();
-    else if constexpr ((way || Form == BACKWARD_FEWER) && !Residual)
-        return choose_backward_way < Columns, Full, Residual, way,
-               Form == BACKWARD_FEWER && !Residual ? 3 : 0 > ();
-#endif
-
-    constexpr bool ring = Form == BACKWARD_RING, teams = Form == BACKWARD_RING_TEAMS;
-
-    if constexpr (ring && Columns == 256)
-        return backward_ring<norm_ring<32, 16, 1, 2, Residual ? 4 : 6>, Full, Residual>();
-    else if constexpr (ring && Columns == 512)
-        return backward_ring<norm_ring<32, 16, 2, 1, Residual ? 4 : 6>, Full, Residual>();
-    else if constexpr (ring && Columns == 1024)
-        return backward_ring<norm_ring<32, 16, 4, 1, Residual ? 2 : 3>, Full, Residual>();
-    else if constexpr (ring && Columns == 2048)
-        return backward_ring<norm_ring<128, 4, 2, 1, Residual ? 4 : 6>, Full, Residual>();
-    else if constexpr (ring && Columns == 4096)
-        return backward_ring<norm_ring<256, 2, 2, 1, Residual ? 4 : 6>, Full, Residual>();
-    else if constexpr (ring && Columns == 6144)
-        return backward_ring<norm_ring<256, 2, 3, 1, Residual ? 2 : 4>, Full, Residual>();
-    else if constexpr (ring && Columns == 8192)
-        return backward_ring<norm_ring<512, 1, 2, 1, Residual ? 4 : 6>, Full, Residual>();
-    else if constexpr (teams && Columns == 1024)
-        return backward_ring<norm_ring<128, 4, 1, 4, Residual ? 2 : 3>, Full, Residual>();
-    else if constexpr (teams && Columns == 4096)
-        return backward_ring<norm_ring<512, 1, 1, 2, Residual ? 4 : 6>, Full, Residual>();
-    else if constexpr (teams && Columns == 8192)
-        return backward_ring<norm_ring<256, 2, 4, 1, Residual ? 2 : 3>, Full, Residual>();
-    else
+    if constexpr (Form == BACKWARD_ROWS)
         return choose_backward_rows<Columns, Full>();
+    else if constexpr (Residual)
+        return choose_backward_residual<Columns, Full>();
+    else
+        return choose_backward_ring<Columns, Full>();
 }
 
 #endif

@@ -201,50 +201,28 @@ __device__ __forceinline__ void touch_weights(const lk_norm &norm, const void *w
     }
 }
 
-/* A lane's parts of a row's sums around `shift`, and of their squares. */
-template <unsigned Lanes, unsigned Groups>
-__device__ __forceinline__ void row_shifted(const lk_wide16 (&s)[Groups], uint64_t columns,
-                                            unsigned lane, float shift, float &sum, float &squares)
+/* Rows * Groups is Hold; so many blocks find room on a multiprocessor. */
+template <unsigned Lanes, unsigned Groups, bool Layer, unsigned Hold = 4,
+          unsigned Blocks = 1024 / norm_team<Lanes>::threads, bool Early = false>
+__global__ void __launch_bounds__(norm_team<Lanes>::threads, Blocks)
+    norm_forward_rows(const __grid_constant__ lk_norm_launch launch)
 {
-    float total[2] = { 0, 0 }, square[2] = { 0, 0 };
+    constexpr unsigned Rows = Hold / Groups;
+    __shared__ __align__(16) float parts[2][Rows][norm_team<Lanes>::warps];
+    unsigned lane = threadIdx.x % Lanes;
+    uint64_t team = uint64_t{ blockIdx.x } * norm_team<Lanes>::count + threadIdx.x / Lanes;
+    uint64_t first = group_from_the_end(team, Rows, launch.norm.rows);
+    uint64_t columns = launch.norm.columns;
+    float total[Rows], mean[Rows];
+    lk_wide16 s[Rows][Groups];
 
-#pragma unroll
-    for (unsigned v = 0; v < Groups; v++) {
-        float x[8];
-
-        unpack_group(s[v], x);
-        if (8 * (lane + v * Lanes) < columns)
-#pragma unroll
-            for (int i = 0; i < 8; i++) {
-                float away = x[i] - shift;
-
-                total[i % 2] += away;
-                square[i % 2] = fmaf(away, away, square[i % 2]);
-            }
+    if (first >= launch.norm.rows)
+        return; /* a warp whose block has rows; a block always has some */
+    load_sums<Lanes>(launch, first, lane, s);
+    if (Early && launch.forward.y) {
+        touch_weights<Lanes, Groups>(launch.norm, launch.norm.gamma, lane);
+        touch_weights<Lanes, Groups>(launch.norm, launch.norm.beta, lane);
     }
-    sum = total[0] + total[1];
-    squares = square[0] + square[1];
-}
-
-/* From sums around `shift` to the mean and the sum of squares around it. False where the shift is so far from the mean that
- * too little is left of the difference, or something is not finite: then both are to be found one behind the other. */
-__device__ __forceinline__ bool take_shifted(float shift, float sum, float squares, float columns,
-                                             float &mean, float &total)
-{
-    float away = sum / columns;
-
-    mean = shift + away;
-    total = fmaf(-sum, away, squares);
-    return 4 * total >= squares;
-}
-
-/* Mean and sum of squares around it of every row, in two sums over the team; of RMSNorm, which has no mean, in one. */
-template <unsigned Lanes, bool Layer, unsigned Groups, unsigned Rows>
-__device__ __forceinline__ void find_moments(const lk_wide16 (&s)[Rows][Groups], uint64_t columns,
-                                             unsigned lane,
-                                             float (&parts)[2][Rows][norm_team<Lanes>::warps],
-                                             float (&mean)[Rows], float (&total)[Rows])
-{
     if (Layer) {
 #pragma unroll
         for (unsigned r = 0; r < Rows; r++)
@@ -257,74 +235,6 @@ __device__ __forceinline__ void find_moments(const lk_wide16 (&s)[Rows][Groups],
         total[r] = row_squares<Lanes, Groups, Layer>(s[r], columns, lane, mean[r]);
     }
     team_sum<Lanes>(parts[1], total);
-}
-
-/* The same in one sum over the team, around the rows' first elements, where that is good enough. */
-template <unsigned Lanes, unsigned Groups, unsigned Rows>
-__device__ __forceinline__ void find_moments_once(const lk_norm_launch &launch, uint64_t first,
-                                                  const lk_wide16 (&s)[Rows][Groups], unsigned lane,
-                                                  float (&once)[2 * Rows][norm_team<Lanes>::warps],
-                                                  float (&parts)[2][Rows][norm_team<Lanes>::warps],
-                                                  float (&mean)[Rows], float (&total)[Rows])
-{
-    uint64_t columns = launch.norm.columns;
-    float shift[Rows], sums[2 * Rows];
-    bool good[Rows], all_good = true;
-
-#pragma unroll
-    for (unsigned r = 0; r < Rows; r++) {
-        norm_row row = norm_find_row(&launch, first + r < launch.norm.rows ? first + r : first);
-
-        shift[r] = norm_shift(&launch.norm, &row);
-    }
-#pragma unroll
-    for (unsigned r = 0; r < Rows; r++)
-        row_shifted<Lanes>(s[r], columns, lane, shift[r], sums[r], sums[Rows + r]);
-    team_sum<Lanes>(once, sums);
-#pragma unroll
-    for (unsigned r = 0; r < Rows; r++) {
-        good[r] = take_shifted(shift[r], sums[r], sums[Rows + r], static_cast<float>(columns),
-                               mean[r], total[r]);
-        all_good &= good[r];
-    }
-    if (all_good) /* the same for the whole team */
-        return;
-    float other_mean[Rows], other_total[Rows];
-
-    find_moments<Lanes, true>(s, columns, lane, parts, other_mean, other_total);
-#pragma unroll
-    for (unsigned r = 0; r < Rows; r++) {
-        mean[r] = good[r] ? mean[r] : other_mean[r];
-        total[r] = good[r] ? total[r] : other_total[r];
-    }
-}
-
-/* Rows * Groups is Hold; so many blocks find room on a multiprocessor. Once: as find_moments_once(). */
-template <unsigned Lanes, unsigned Groups, bool Layer, unsigned Hold = 4,
-          unsigned Blocks = 1024 / norm_team<Lanes>::threads, bool Early = false, bool Once = false>
-__global__ void __launch_bounds__(norm_team<Lanes>::threads, Blocks)
-    norm_forward_rows(const __grid_constant__ lk_norm_launch launch)
-{
-    constexpr unsigned Rows = Hold / Groups;
-    __shared__ __align__(16) float parts[2][Rows][norm_team<Lanes>::warps];
-    __shared__ __align__(16) float once[2 * Rows][norm_team<Lanes>::warps];
-    unsigned lane = threadIdx.x % Lanes;
-    uint64_t team = uint64_t{ blockIdx.x } * norm_team<Lanes>::count + threadIdx.x / Lanes;
-    uint64_t first = team * Rows, columns = launch.norm.columns;
-    float total[Rows], mean[Rows];
-    lk_wide16 s[Rows][Groups];
-
-    if (first >= launch.norm.rows)
-        return; /* a warp whose block has rows; a block always has some */
-    load_sums<Lanes>(launch, first, lane, s);
-    if (Early && launch.forward.y) {
-        touch_weights<Lanes, Groups>(launch.norm, launch.norm.gamma, lane);
-        touch_weights<Lanes, Groups>(launch.norm, launch.norm.beta, lane);
-    }
-    if (Layer && Once)
-        find_moments_once<Lanes>(launch, first, s, lane, once, parts, mean, total);
-    else
-        find_moments<Lanes, Layer>(s, columns, lane, parts, mean, total);
 #pragma unroll
     for (unsigned r = 0; r < Rows; r++) {
         total[r] = norm_rstd(&launch.norm, total[r]);
@@ -520,11 +430,12 @@ __global__ void __launch_bounds__(norm_team<Lanes>::threads, 512 / norm_team<Lan
     __shared__ float4 all[Lanes == 32 ? 2 * LK_BLOCK * Groups : 1];
     unsigned lane = threadIdx.x % Lanes, phase = 0;
     uint64_t team = uint64_t{ blockIdx.x } * norm_team<Lanes>::count + threadIdx.x / Lanes;
-    uint64_t step = uint64_t{ gridDim.x } * norm_team<Lanes>::count * Rows;
+    uint64_t step = -uint64_t{ gridDim.x } * norm_team<Lanes>::count * Rows;
     uint64_t groups = launch.norm.columns / 8;
     norm_columns_sums<Groups, Beta> columns = {};
 
-    for (uint64_t first = team * Rows; first < launch.norm.rows; first += step) {
+    for (uint64_t first = group_from_the_end(team, Rows, launch.norm.rows);
+         first < launch.norm.rows; first += step) {
         norm_held<Groups> held;
         float sums[2 * Rows];
 

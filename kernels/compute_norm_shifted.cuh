@@ -99,7 +99,8 @@ __global__ void __launch_bounds__(Lanes, 1024 / Lanes)
     }
     __syncthreads();
     for (uint64_t r = blockIdx.x; r < norm.rows; r += gridDim.x) {
-        norm_row row = norm_find_row(&launch, r);
+        uint64_t nth = from_the_end(r, norm.rows);
+        norm_row row = norm_find_row(&launch, nth);
         unsigned phase = static_cast<unsigned>(reinterpret_cast<uintptr_t>(row.x) / 2 % 8);
         lk_wide16 s[Groups];
         float total[1] = { 0 }, mean = 0, x[8];
@@ -132,9 +133,9 @@ __global__ void __launch_bounds__(Lanes, 1024 / Lanes)
         float rstd = norm_rstd(&norm, total[0]);
 
         if (threadIdx.x == 0) {
-            norm.rstd[r] = rstd;
+            norm.rstd[nth] = rstd;
             if (Layer)
-                norm.mean[r] = mean;
+                norm.mean[nth] = mean;
         }
         if (!row.y)
             continue;

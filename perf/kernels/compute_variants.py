@@ -58,7 +58,7 @@ def list_cases(c, b):
     norm_forward = lambda *shape, **more: ("norm_forward", forward, lambda: c.NormForward(b, *shape, **more))
     norm_backward = lambda *shape, **more: ("norm_backward", backward, lambda: c.NormBackward(b, *shape, **more))
     combine = lambda *shape: ("moe_combine", ("out",), lambda: c.Moe(b, "moe combine", *shape))
-    permute = lambda *shape, **more: ("moe_permute", ("permuted",), lambda: c.Moe(b, "moe permute", *shape, **more))
+    permute = lambda *shape, **more: (None, ("permuted",), lambda: c.Moe(b, "moe permute", *shape, **more))
     named = ((16384, 4096), (65536, 1024), (4096, 8192), (2048, 1024))
     for rows, columns in named[:3]:
         for kind in (rms, layer):

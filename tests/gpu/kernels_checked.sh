@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# usage: tests/gpu/kernels_checked.sh LOGS BUILD [SECONDS]
-# The kernels library of a built folder under compute-sanitizer: every tool over the tests of communication and compute
-# kernels and of attention, with few cases, side by side. None may take longer than SECONDS (90). Each leaves a log in
-# the folder LOGS. Ends with `N passed, N failed`; 77 where there is no GPU or no compute-sanitizer.
+# usage: tests/gpu/kernels_checked.sh LOGS BUILD [SECONDS [TOOL...]]
+# The kernels library of a built folder under compute-sanitizer: every tool, or those named, over the tests of communication
+# and compute kernels and of attention, with few cases, side by side. None may take longer than SECONDS (90). Each leaves a
+# log in the folder LOGS. Ends with `N passed, N failed`; 77 where there is no GPU or no compute-sanitizer.
 set -u
 [ $# -ge 2 ] || { sed -n '4,7s/^# \?//p' "$0" >&2; exit 2; }
 mkdir -p "$1" || exit 2
 logs=$1 build=$2 limit=${3:-90}
-tools="memcheck racecheck initcheck synccheck"
+shift $(($# < 3 ? $# : 3))
+tools=${*:-memcheck racecheck initcheck synccheck}
 if ! nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then
     echo "SKIPPED: no GPU on this machine"
     exit 77
