@@ -7,6 +7,7 @@
 #include <arpa/inet.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define MOST 5
@@ -95,6 +96,16 @@ static void ranks_share_the_processors_they_are_not_bound_to(void)
     CHECK(engine_share(1, 96, 128) == 1);
 }
 
+/* Last: the settings are read once. */
+static void many_ranks_of_a_machine_have_one_thread_each(void)
+{
+    CHECK(setenv("NCCL_SOCKET_IFNAME", "lo", 1) == 0 && setenv("LOCAL_WORLD_SIZE", "4096", 1) == 0);
+    CHECK(unsetenv("LOONGCOMM_NET_THREADS") == 0 && unsetenv("LOONGCOMM_NET_SOCKETS") == 0);
+    CHECK(engine_configure() == 0);
+    CHECK(engine.threads_wanted == 1 && engine.sockets == 2 && !engine.relieves);
+    CHECK(engine.piece == 512 << 10);
+}
+
 int main(void)
 {
     ranks_share_the_processors_they_are_not_bound_to();
@@ -124,5 +135,6 @@ int main(void)
     expect(1, "1-[fd00:99::9] 0-[fe80::9]", "fd00:99::9", "fe80::9", NULL);
     engine.devices = NULL;
     engine.n_devices = 0;
+    many_ranks_of_a_machine_have_one_thread_each();
     return 0;
 }

@@ -311,19 +311,25 @@ void conn_work(struct conn *conn)
 {
     bool behind;
     bool alone;
+    bool shares;
 
     conn_lock(conn);
     behind = conn->posted - conn->acked >= LC_TCP_EARLY / 2 ||
              (conn->sends && (!may_cut(conn) || may_run_short(conn)));
     alone = conn->dirty && !conn->lanes[0].up;
+    shares = conn->sends && !engine.relieves && conn->posted > 0 &&
+             is_long(conn->ring[(conn->posted - 1) % LC_TCP_WINDOW].size);
     conn_unlock(conn);
+    /* What lane 0 takes now keeps this thread for a while: the others need not wait for that. */
+    if (shares)
+        spread(conn);
     if (behind)
         lane_kick(&conn->lanes[0], 1);
     else
         lane_push(&conn->lanes[0]);
-    if (conn->sends)
+    if (conn->sends && !shares)
         spread(conn);
-    else if (alone)
+    else if (!conn->sends && alone)
         conn_wake_lanes(conn, NULL);
 }
 
