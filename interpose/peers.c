@@ -74,6 +74,15 @@ static uint32_t line_bytes_for(uint32_t ranks)
     return (uint32_t)(bytes < LINES_LEAST ? LINES_LEAST : bytes);
 }
 
+/* Of the largest message in lines: of more than four ranks, whose units have half as many slots for them, as much less as
+ * lets so many be under way (lk_short_slots). */
+static uint32_t short_bytes_for(uint32_t ranks, size_t wanted)
+{
+    size_t most = ranks > LK_SHORT_RANKS ? (size_t)256 << 10 : LK_SHORT_MAX;
+
+    return (uint32_t)(wanted < most ? wanted : most);
+}
+
 /* From what all ranks share. Few slots cost speed only, and so do few channels, which are what a CTA has one or two of. */
 static struct lk_ring_shape shape_for(const struct lc_peers *peers)
 {
@@ -82,9 +91,7 @@ static struct lk_ring_shape shape_for(const struct lc_peers *peers)
 
     shape.line_bytes = line_bytes_for(shape.ranks);
     if (peers->facts.kernels > 1) /* there are exchanges */
-        shape.short_bytes = (uint32_t)(peers->facts.short_bytes < LK_SHORT_MAX
-                                           ? peers->facts.short_bytes
-                                           : LK_SHORT_MAX);
+        shape.short_bytes = short_bytes_for(shape.ranks, peers->facts.short_bytes);
 
     while (shape.channels > CHANNELS_LEAST &&
            (size_t)SLOTS_EACH * shape.channels * LK_SLOT_BYTES > peers->facts.start)

@@ -318,8 +318,7 @@ __device__ __forceinline__ uint64_t flag_of(uint64_t message)
 __device__ __forceinline__ uint64_t short_slot(const lk_ring_shape &shape, uint64_t segment,
                                                uint32_t src, uint32_t channel, uint64_t message)
 {
-    return segment + lk_short_offset(&shape, src, channel,
-                                     static_cast<uint32_t>((message - 1) % LK_SHORT_SLOTS));
+    return segment + lk_short_offset(&shape, src, channel, lk_short_slot(&shape, message));
 }
 
 __device__ __forceinline__ void store_short(uint64_t slot, uint32_t pack, uint64_t flag,
@@ -700,14 +699,17 @@ template <class Call> struct exchange_send_role {
     {
         return c.counter(lk_sent_offset(&c.shape(), LK_EXCHANGE, peer, channel));
     }
-    /* May the message behind `at` go on? */
+    /* May the message behind `at` go on? slots: of a unit, as lk_exchange_slots. */
     __device__ __forceinline__ bool ready(uint32_t channel, uint32_t peer,
-                                          const exchange_cursor &at, uint32_t *) const
+                                          const exchange_cursor &at, uint32_t slots,
+                                          uint32_t *) const
     {
         uint64_t credit = load_word(c.segment +
                                     lk_credit_offset(&c.shape(), LK_EXCHANGE, peer, channel));
 
-        return at.number + 1 - credit <= lk_exchange_slots(&c.shape(), static_cast<int>(at.lines));
+        if (at.lines && !lk_short_refresh(&c.shape(), at.number + 1))
+            slots = lk_short_slots(&c.shape());
+        return at.number + 1 - credit <= slots;
     }
     __device__ __forceinline__ uint64_t line_slot(const exchange_job &j) const
     {
@@ -742,7 +744,7 @@ template <class Call> struct exchange_take_role {
         return c.counter(lk_taken_offset(&c.shape(), LK_EXCHANGE, peer, channel));
     }
     __device__ __forceinline__ bool ready(uint32_t channel, uint32_t peer,
-                                          const exchange_cursor &at, uint32_t *live) const
+                                          const exchange_cursor &at, uint32_t, uint32_t *live) const
     {
         uint64_t word, flag = flag_of(at.number + 1);
         uint4 first;
@@ -936,7 +938,7 @@ template <class Call, class Role> struct exchange_looking_warp : exchange_units<
         if (!__any_sync(ALL_LANES, left))
             return false;
         room = leading_ones(__ballot_sync(ALL_LANES, c.lane < depth && has_room(p, made + c.lane)));
-        able = __ballot_sync(ALL_LANES, left && role.ready(channel, peer, at, &live));
+        able = __ballot_sync(ALL_LANES, left && role.ready(channel, peer, at, slots, &live));
         __syncwarp(); /* a ballot orders nothing: who writes a job is not who saw that it has a place */
         gets = which < in_a_row(able);
         gets_all = __ballot_sync(ALL_LANES, gets);
@@ -993,6 +995,15 @@ __device__ __forceinline__ void look_for_messages(const Call &c, exchange_pipeli
 
 /* ---- the words that are published ---- */
 
+template <class Call>
+__device__ __forceinline__ void store_slot_word(const Call &c, uint32_t peer, uint32_t channel,
+                                                uint32_t slot, uint64_t word)
+{
+    store_word(c.segment_of(peer) + lk_words_offset(&c.shape(), LK_EXCHANGE, c.rank(), channel) +
+                   8 * slot,
+               word);
+}
+
 template <class Call> struct exchange_words {
     const Call &c;
     exchange_traffic t;
@@ -1022,12 +1033,12 @@ template <class Call> struct exchange_words {
         uint32_t live = __popc(j.wrote) * LK_GRANULE - (j.wrote >> last & 1 ? missing : 0);
 
         if (j.lines) {
+            if (j.refresh)
+                store_slot_word(c, j.peer, j.channel, j.index, lk_slot_word(j.message, 0));
             t.sent += j.packs * 2 * LK_PACK_BYTES;
             return;
         }
-        store_word(c.segment_of(j.peer) +
-                       lk_words_offset(&c.shape(), LK_EXCHANGE, c.rank(), j.channel) + 8 * j.index,
-                   lk_slot_word(j.message, j.wrote));
+        store_slot_word(c, j.peer, j.channel, j.index, lk_slot_word(j.message, j.wrote));
         t.sent += live + 8;
         t.elided += j.memory.bytes - live;
     }

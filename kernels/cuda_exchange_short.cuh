@@ -49,7 +49,7 @@ template <class Call> struct short_warp {
         uint32_t live;
 
         return __all_sync(ALL_LANES, sends.role.ready(sends.channel_of(unit), sends.peer_of(unit),
-                                                      at, &live)) != 0;
+                                                      at, sends.slots, &live)) != 0;
     }
     /* The data is on its way to this warp while the credit is. */
     __device__ __forceinline__ bool send_plain(uint32_t unit, const exchange_cursor &at,
@@ -104,8 +104,12 @@ template <class Call> struct short_warp {
 
         if (!done)
             return false;
-        if (lk_short_refresh(&c.shape(), at.number + 1))
+        if (lk_short_refresh(&c.shape(), at.number + 1)) {
             refresh_short(slot, flag_of(at.number + 1), packs_of(s));
+            if (c.lane == 0)
+                store_slot_word(c, sends.peer_of(unit), sends.channel_of(unit), at.slot,
+                                lk_slot_word(at.number + 1, 0));
+        }
         wrote += packs_of(s) * 2 * LK_PACK_BYTES;
         return true;
     }

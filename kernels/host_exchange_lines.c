@@ -33,7 +33,7 @@ static uint64_t *line_of(const struct lk_cta *cta, const void *segment, uint32_t
                          uint32_t channel, uint64_t message, uint32_t i)
 {
     size_t slot = lk_short_offset(shape_of(cta), src, channel,
-                                  (uint32_t)((message - 1) % LK_SHORT_SLOTS));
+                                  lk_short_slot(shape_of(cta), message));
 
     return lk_word_at(segment, slot + lk_short_line(i / PACK_LINES, i % PACK_LINES));
 }
@@ -49,7 +49,7 @@ bool lk_exchange_credit(const struct lk_cta *cta, uint32_t dst, uint32_t channel
     const uint64_t *credit = lk_word_at(mine(cta),
                                         lk_credit_offset(shape_of(cta), LK_EXCHANGE, dst, channel));
 
-    return before - lk_word_load(credit) < lk_exchange_slots(shape_of(cta), is_short);
+    return before - lk_word_load(credit) < lk_exchange_slots(shape_of(cta), is_short, before + 1);
 }
 
 void lk_short_refresh_lines(const struct lk_cta *cta, uint32_t dst, uint32_t channel,
@@ -60,6 +60,17 @@ void lk_short_refresh_lines(const struct lk_cta *cta, uint32_t dst, uint32_t cha
     for (uint32_t line = but; line < LK_SHORT_PACKS * PACK_LINES; line++)
         lk_word_store(line_of(cta, theirs, cta->head->rings.rank, channel, message, line),
                       (uint64_t)lk_short_flag(message) << 32);
+}
+
+static void refresh_word(const struct lk_cta *cta, uint32_t dst, uint32_t channel, uint64_t message)
+{
+    const struct lk_ring_shape *shape = shape_of(cta);
+    uint64_t *words = lk_word_at(
+        cta->head->rings.segments[dst],
+        lk_words_offset(shape, LK_EXCHANGE, cta->head->rings.rank, channel));
+
+    lk_word_store(words + (message - 1) % lk_leg_slots(shape, LK_EXCHANGE),
+                  lk_slot_word(message, 0));
 }
 
 void lk_short_send(struct lk_cta *cta, uint32_t dst, uint32_t channel, uint32_t bytes)
@@ -76,8 +87,10 @@ void lk_short_send(struct lk_cta *cta, uint32_t dst, uint32_t channel, uint32_t 
                       (uint64_t)lk_short_flag(message) << 32 | value);
     }
     cta->counts.bytes_sent += count * sizeof(uint64_t);
-    if (lk_short_refresh(shape_of(cta), message))
+    if (lk_short_refresh(shape_of(cta), message)) {
         lk_short_refresh_lines(cta, dst, channel, message, count);
+        refresh_word(cta, dst, channel, message);
+    }
     lk_bell_ring(cta->head, dst);
 }
 

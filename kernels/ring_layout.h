@@ -16,8 +16,9 @@
 #include "kernels/rings.h"
 #include "kernels/value_internal.h"
 
-#define LK_PACK_BYTES 16u  /* a pack belongs to one tensor and to one lane */
-#define LK_WORD_BLOCK 128u /* the words of one unit, on a cache line of their own */
+#define LK_PACK_BYTES    16u  /* a pack belongs to one tensor and to one lane */
+#define LK_WORD_BLOCK    256u /* the words of one unit, on cache lines of their own */
+#define LK_SEGMENT_ALIGN 128u
 
 enum lk_leg {
     LK_SCATTER,
@@ -68,32 +69,44 @@ LK_INLINE size_t lk_lines_offset(const struct lk_ring_shape *s, uint32_t parity,
 }
 
 /* Slots of each unit of a leg. A reduction is under way in two legs at a time, an exchange in one, which therefore has
- * twice as many: what keeps the link busy is all that is under way. Where units are few, as between two ranks, twice as
- * many again, up to 16 MB of a rank: the way of a slot there and of its credit back takes 13 us between two H200 over
- * NVLink, 28 while the link is full, and with 8 MB an exchange of 256 MB takes 455 us for 406, 208 at 90 % zeros for 155
- * (perf/results/h200-x2-nvlink). One slot is as little as there can be, and stays so. */
+ * twice as many: what keeps the link busy is all that is under way. Where units are few, twice as many again, up to 16 MB
+ * of a rank: the way of a slot there and of its credit back takes 13 us between two H200 over NVLink, 28 while the link is
+ * full, and with 8 MB an exchange of 256 MB takes 455 us for 406, 208 at 90 % zeros for 155
+ * (perf/results/h200-x2-nvlink). Between two ranks four times as many, up to 32 MB: tiles of zeros take their turn in slots,
+ * too. One slot is as little as there can be, and stays so. */
+#define LK_EXCHANGE_SLOTS_MAX 32u /* of two ranks; of others LK_SLOTS_MAX */
 LK_INLINE uint32_t lk_leg_slots(const struct lk_ring_shape *s, uint32_t leg)
 {
-    uint32_t twice = 2 * s->slots, most = s->slots > 1 ? 2 * twice : twice;
-    uint32_t enough = ((uint32_t)16 << 20) / LK_SLOT_BYTES / (s->channels * (s->ranks - 1));
+    uint32_t two = s->ranks == 2, max = two ? LK_EXCHANGE_SLOTS_MAX : LK_SLOTS_MAX;
+    uint32_t twice = 2 * s->slots, most = s->slots > 1 ? (two ? 4 : 2) * twice : twice;
+    uint32_t enough = ((two ? 32U : 16U) << 20) / LK_SLOT_BYTES / (s->channels * (s->ranks - 1));
     uint32_t slots = enough < twice ? twice : enough < most ? enough : most;
 
-    return leg != LK_EXCHANGE ? s->slots : slots < LK_SLOTS_MAX ? slots : LK_SLOTS_MAX;
+    return leg != LK_EXCHANGE ? s->slots : slots < max ? slots : max;
 }
 
 /* Slots of a unit of the exchange leg for what travels in lines, each of them as above. None where nothing does. Programs
  * live by what a sender can be ahead of its receiver: with NCCL 8 messages of up to 512 KB on their way, which is what 32
- * hold in 64 channels. */
-#define LK_SHORT_SLOTS    32u
+ * hold in 64 channels. More than 4 ranks have half as many, and so for messages of up to 256 KB, which is all that they
+ * should send in lines: what 8 ranks have for them is 32 MB of each segment. A power of two. */
 #define LK_SHORT_GRANULES 4u /* data of a slot */
 #define LK_SHORT_PACKS    (LK_SHORT_GRANULES * LK_GRANULE / LK_PACK_BYTES)
+#define LK_SHORT_RANKS    4u
+LK_INLINE uint32_t lk_short_slots(const struct lk_ring_shape *s)
+{
+    return s->ranks > LK_SHORT_RANKS ? 16 : 32;
+}
+LK_INLINE uint32_t lk_short_slot(const struct lk_ring_shape *s, uint64_t message)
+{
+    return (uint32_t)(message - 1) & (lk_short_slots(s) - 1);
+}
 LK_INLINE size_t lk_short_offset(const struct lk_ring_shape *s, uint32_t src, uint32_t channel,
                                  uint32_t slot)
 {
     size_t unit = s->short_bytes ? (size_t)src * s->channels + channel : 0;
 
     return lk_lines_offset(s, 1, s->ranks - 1) + 2 * (size_t)s->line_bytes +
-           (unit * LK_SHORT_SLOTS + slot) * 2 * LK_SHORT_GRANULES * LK_GRANULE;
+           (unit * lk_short_slots(s) + slot) * 2 * LK_SHORT_GRANULES * LK_GRANULE;
 }
 
 /* Where in such a slot, or in the lines of a one-shot call, the line of the 4-byte word `word` of a pack lies: the lines of the first halves of a granule's
@@ -109,7 +122,9 @@ LK_INLINE size_t lk_slot_offset(const struct lk_ring_shape *s, uint32_t leg, uin
     size_t lines_end = lk_short_offset(s, s->ranks, 0, 0);
     size_t begin = (lines_end + LK_SLOT_BYTES - 1) / LK_SLOT_BYTES * LK_SLOT_BYTES;
     size_t before = lk_unit(s, leg, 0, 0) * s->slots; /* the exchange leg is the last one */
-    size_t unit = lk_unit(s, 0, src, channel);
+    /* Two ranks have a unit of messages to each other and no other in a segment. */
+    uint32_t place = leg == LK_EXCHANGE && s->ranks == 2 ? src / 2 : src;
+    size_t unit = lk_unit(s, 0, place, channel);
 
     return begin + (before + unit * lk_leg_slots(s, leg) + slot) * LK_SLOT_BYTES;
 }
@@ -184,8 +199,8 @@ LK_INLINE uint64_t lk_tiles_in(const struct lk_ring_shape *s, uint64_t tiles, ui
  * been put into one call at either end. That src + dst comes in spreads small messages to different ranks.
  *
  * Short messages travel in lines, all others in slots; a unit numbers the tiles of both alike, and its credit counts both.
- * Tile n in lines lies in the unit's slot (n - 1) % LK_SHORT_SLOTS for lines, padded with zeros to a pack, and may be
- * written when n - credit <= LK_SHORT_SLOTS. It has come when all its lines have the flag lk_short_flag(n): there is no
+ * Tile n in lines lies in the unit's slot lk_short_slot(n) for lines, padded with zeros to a pack, and may be written when
+ * n - credit <= lk_exchange_slots. It has come when all its lines have the flag lk_short_flag(n): there is no
  * word, and nothing to wait for between data and word. Whoever writes a tile's first line waits for nothing before
  * the last one, so that a reader who has seen one may wait for the others.
  *
@@ -206,20 +221,24 @@ LK_INLINE uint32_t lk_short_flag(uint64_t message)
 
 /* True of one tile of each slot for lines in 2^24 of a unit, whichever way it travels: its sender writes all lines of the
  * slot, so that none keeps a flag for as long as 2^31 tiles, after which it might be taken for a new one. What lies there
- * has been read, whichever way the tile travels: no more tiles are under way in slots than there are slots for lines. */
+ * has been read, whichever way the tile travels: no more tiles are under way in slots than there are slots for lines. A tile
+ * in lines writes the word of the slot as well that it would have had, as of a tile of zeros, so that no word keeps a number
+ * for 2^32 tiles. Nobody waits for that one. */
 LK_INLINE int lk_short_refresh(const struct lk_ring_shape *s, uint64_t message)
 {
-    return s->short_bytes && (message & 0xffffffU) - 0x800000U < LK_SHORT_SLOTS;
+    return s->short_bytes && (message & 0xffffffU) - 0x800000U < lk_short_slots(s);
 }
 
-#if LK_SLOTS_MAX > LK_SHORT_SLOTS
+#if LK_EXCHANGE_SLOTS_MAX > 32 || LK_SLOTS_MAX > 16
 #error "a tile in a slot would refresh lines that nobody has read"
 #endif
 
-/* How many tiles of a unit of leg LK_EXCHANGE may be under way when one more is written that is short, or is not. */
-LK_INLINE uint32_t lk_exchange_slots(const struct lk_ring_shape *s, int is_short)
+/* How many tiles of a unit of leg LK_EXCHANGE may be under way when tile `message` is written. What writes the word of a slot
+ * has to know that the one before has been read. */
+LK_INLINE uint32_t lk_exchange_slots(const struct lk_ring_shape *s, int is_short, uint64_t message)
 {
-    return is_short ? LK_SHORT_SLOTS : lk_leg_slots(s, LK_EXCHANGE);
+    return is_short && !lk_short_refresh(s, message) ? lk_short_slots(s)
+                                                     : lk_leg_slots(s, LK_EXCHANGE);
 }
 
 /* As few as spread the message over all channels, at most a slot. Several smaller ones for each channel, so that taking

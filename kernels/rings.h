@@ -20,7 +20,7 @@
  *  - Credit word, in src's segment, written by dst alone: how many messages of the unit it has taken out. Written when
  *    all its loads of the slot have returned; the writer acquires before it writes a slot again. Message n may be written
  *    when n - credit <= slots. It never goes back.
- *  - Message n lies in slot (n - 1) % slots. Leg LK_EXCHANGE has twice the shape's slots, up to LK_SLOTS_MAX.
+ *  - Message n lies in slot (n - 1) % slots. Leg LK_EXCHANGE has more of them (lk_leg_slots).
  *  - Short messages of leg LK_EXCHANGE lie in slots of their own, in lines of four bytes of data and a four-byte flag, the
  *    number, each written by one 8-byte store: no word follows, and no release. The credit counts them among the others.
  * Every rank calls the same reductions on one set of rings in the same order, each with equal arguments but for

@@ -9,7 +9,7 @@ _Static_assert(sizeof(struct lk_ring_entry) == 24, "the size of a tensor in kern
 _Static_assert(sizeof(struct lk_ring_head) % 8 == 0, "entries follow the head without a gap");
 _Static_assert(LK_RING_MAX < UINT16_MAX, "head.n counts all entries");
 _Static_assert(LK_RANKS_MAX * 8 <= LK_DOORBELL_OFFSET, "nonces end before the doorbell");
-_Static_assert(LK_SLOTS_MAX * 8 <= LK_WORD_BLOCK, "the words of a unit fill one block");
+_Static_assert(LK_EXCHANGE_SLOTS_MAX * 8 <= LK_WORD_BLOCK, "the words of a unit fill one block");
 _Static_assert(LK_SLOT_GRANULES == 32, "a slot word has a bit for each granule");
 
 static bool good_shape(const struct lk_ring_shape *s)
@@ -36,7 +36,7 @@ bool lk_good_rings(const struct lk_rings *rings)
         (uintptr_t)rings->state & 15 || !rings->abort || (uintptr_t)rings->abort & 3)
         return false;
     for (uint32_t r = 0; r < rings->shape.ranks; r++) {
-        if (!rings->segments[r] || (uintptr_t)rings->segments[r] & (LK_WORD_BLOCK - 1))
+        if (!rings->segments[r] || (uintptr_t)rings->segments[r] & (LK_SEGMENT_ALIGN - 1))
             return false;
     }
     return true;

@@ -140,19 +140,50 @@ static void counters_pass_the_end_of_their_words(void)
 /* Every line of the slots is written once in a while, by whatever message comes then. */
 static void lines_are_refreshed(void)
 {
-    struct series series = { 30, 30 + LK_SHORT_SLOTS, false };
+    struct series series = { 30, 62, false };
     struct ring_world world;
 
     ring_world_init(&world, 3, 2, 1, 0);
     ring_pretend(&world, 0x800000 - 2, 0);
     run_ranks(&world, play_series, &series);
-    for (uint32_t slot = 0; ring_short_bytes && slot < LK_SHORT_SLOTS; slot++) {
+    for (uint32_t slot = 0; ring_short_bytes && slot < lk_short_slots(&world.shape); slot++) {
         const uint64_t *lines = (const void *)((uint8_t *)world.segments[0] +
                                                lk_short_offset(&world.shape, 1, 0, slot));
 
         for (uint32_t i = 0; i < LK_SHORT_PACKS * 4; i++)
             CHECK(lines[i] >> 32 >= 0x800000);
     }
+    ring_world_fini(&world);
+}
+
+static void play_many_short(struct ring_rank *me, void *arg)
+{
+    uint8_t data[100];
+    struct lk_message one = { data, sizeof(data), 1 - me->rank, 0 };
+
+    (void)arg;
+    memset(data, 1, sizeof(data));
+    for (int i = 0; i < 40; i++) {
+        int err = me->rank ? lk_rings_exchange(&me->rings, &one, 1, NULL, 0, NULL, 1, NULL)
+                           : lk_rings_exchange(&me->rings, NULL, 0, &one, 1, NULL, 1, NULL);
+
+        CHECK(err == 0);
+    }
+}
+
+/* Where only lines pass, words of slots would keep their numbers until they are up again. */
+static void words_are_refreshed_where_lines_pass(void)
+{
+    struct ring_world world;
+    const uint64_t *words;
+
+    ring_world_init(&world, 2, 1, 2, 0);
+    ring_pretend(&world, 0x800000 - 2, 0);
+    run_ranks(&world, play_many_short, NULL);
+    words = (const void *)((uint8_t *)world.segments[0] +
+                           lk_words_offset(&world.shape, LK_EXCHANGE, 1, 0));
+    for (uint32_t i = 0; ring_short_bytes && i < lk_leg_slots(&world.shape, LK_EXCHANGE); i++)
+        CHECK((uint32_t)words[i] >= 0x800000);
     ring_world_fini(&world);
 }
 
@@ -566,6 +597,7 @@ static void run_all(uint32_t short_bytes)
     random_matrices_beside_reductions();
     counters_pass_the_end_of_their_words();
     lines_are_refreshed();
+    words_are_refreshed_where_lines_pass();
     lines_that_nobody_has_read_are_not_refreshed();
     a_long_list_is_cut();
     a_hub_and_its_spokes_may_group_as_they_like();
