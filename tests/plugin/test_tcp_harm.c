@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <sched.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -431,6 +432,101 @@ static void the_last_socket_is_read_without_a_call(void)
     relay_close(relay);
 }
 
+static void set_buffers(struct pair *pair, int bytes)
+{
+    CHECK(setsockopt(((struct conn *)pair->send)->lanes[0].fd, SOL_SOCKET, SO_SNDBUF, &bytes,
+                     sizeof(bytes)) == 0);
+    CHECK(setsockopt(((struct conn *)pair->recv)->lanes[0].fd, SOL_SOCKET, SO_RCVBUF, &bytes,
+                     sizeof(bytes)) == 0);
+}
+
+static void say_control_of(struct pair *pair)
+{
+    struct lane *far = &((struct conn *)pair->recv)->lanes[0];
+
+    pthread_mutex_lock(&far->io);
+    say_control(far);
+    pthread_mutex_unlock(&far->io);
+}
+
+static struct lc_net_request *post_recv(struct pair *pair, void *to, size_t room)
+{
+    struct lc_net_request *recv;
+    int tag = 0;
+
+    CHECK(lc_net_tcp.irecv(pair->recv, 1, &to, &room, &tag, NULL, &recv) == 0 && recv);
+    return recv;
+}
+
+static struct lc_net_request *post_send(struct pair *pair, void *from, size_t size)
+{
+    struct lc_net_request *send;
+
+    CHECK(lc_net_tcp.isend(pair->send, from, size, 0, NULL, &send) == 0 && send);
+    return send;
+}
+
+static void wait_for_credit(struct conn *conn, uint64_t receives)
+{
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+    uint64_t credit = 0;
+
+    while (credit < receives) {
+        (void)lane_kick(&conn->lanes[0], 1);
+        conn_lock(conn);
+        credit = conn->credit;
+        conn_unlock_unchanged(conn);
+        CHECK(!lc_deadline_passed(end));
+    }
+}
+
+/* Two messages are one batch, and the rest of the second has no room until the first is over: its buffer is gone, or its place
+ * is another message's. */
+static void a_message_that_is_over_before_the_rest_of_its_batch_is_left_alone(bool copied)
+{
+    enum {
+        REST = 16 << 20,
+        COPIED = LC_TCP_EARLY_MAX + 3000
+    };
+    static unsigned char to[COPIED], rest[REST], rest_to[REST];
+    unsigned char *from = mmap(NULL, COPIED, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+                               -1, 0);
+    size_t size = copied ? COPIED : 8;
+    uint32_t piece = engine.piece;
+    struct lc_net_request *recvs[2], *first, *second;
+    struct conn *conn;
+    struct pair pair;
+
+    engine.piece = 4 << 20;
+    pair = pair_open_narrow(ctx, 0);
+    conn = (struct conn *)pair.send;
+    CHECK(from != MAP_FAILED);
+    for (int i = 0; i < 6; i++) /* after some it is known that nothing else is sent */
+        pair_send(&pair, from, COPIED, to, COPIED);
+    memset(rest, 7, REST);
+    set_buffers(&pair, 65536);
+    recvs[0] = post_recv(&pair, to, size);
+    recvs[1] = post_recv(&pair, rest_to, REST);
+    say_control_of(&pair);
+    wait_for_credit(conn, 8);
+    pthread_mutex_lock(&conn->lanes[0].io); /* so that they are one batch */
+    first = post_send(&pair, from, size);
+    second = post_send(&pair, rest, REST);
+    lane_unlock(&conn->lanes[0]);
+    pair_wait(NULL, recvs[0], NULL, NULL);
+    say_control_of(&pair);
+    pair_wait(first, NULL, NULL, NULL);
+    CHECK(munmap(from, COPIED) == 0);
+    for (int i = 0; !copied && i < LC_TCP_WINDOW - 2; i++)
+        (void)post_send(&pair, to, 8);
+    CHECK(copied || post_send(&pair, rest, REST) == first);
+    set_buffers(&pair, 1 << 22);
+    pair_wait(second, recvs[1], NULL, NULL);
+    CHECK(memcmp(rest, rest_to, REST) == 0);
+    pair_close(&pair);
+    engine.piece = piece;
+}
+
 int main(int argc, char **argv)
 {
     bool soak = getenv("LCTEST_SOAK") != NULL;
@@ -447,6 +543,8 @@ int main(int argc, char **argv)
     cut_at_every_offset(1, 400, soak ? 1 : quick ? 27 : 9);
     lost_short_messages_need_no_call();
     lost_copied_messages_are_what_they_were();
+    a_message_that_is_over_before_the_rest_of_its_batch_is_left_alone(true);
+    a_message_that_is_over_before_the_rest_of_its_batch_is_left_alone(false);
     end_behind_control_is_seen();
     end_is_seen_beside_a_write();
     if (sockets > 1)

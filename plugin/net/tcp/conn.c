@@ -516,6 +516,7 @@ static void keep_copy(struct lane *lane, struct lc_net_request *r)
     if (r->size && r->data != copy->bytes)
         memcpy(copy->bytes, r->data, r->size);
     r->data = copy->bytes;
+    lane->to_copy[lane->n_short] = false;
     lane->short_seqs[lane->n_short++] = r->seq;
 }
 
@@ -534,32 +535,49 @@ static bool may_keep(const struct lane *lane, const struct lc_net_request *r)
     return *place != NULL;
 }
 
-/* The message is not over, for `reading` says that it is still read. */
-static unsigned char *copy_kept(struct conn *conn, const struct lc_net_request *r)
+/* Of the batch's messages this one is still under way. A batch may go in parts, and between them what went whole may be
+ * confirmed, over, and its place another message's; what is sent again may have been over long ago. With conn->lock held. */
+static struct lc_net_request *find_sent(struct conn *conn, uint64_t seq)
 {
-    if (is_short(conn, r->size))
-        return r->data;
-    return memcpy(conn->kept[r->seq % LC_TCP_KEPT], r->data, r->size);
+    struct lc_net_request *r = &conn->ring[seq % LC_TCP_WINDOW];
+
+    return r->seq == seq && r->used && !r->gone && seq >= conn->acked ? r : NULL;
 }
 
+/* The caller has no message back that is under way now, as long as `reading` names one no later: then it can be read without
+ * the lock. */
 void conn_sent(struct lane *lane)
 {
     struct conn *conn = lane->conn;
-    unsigned char *copies[BATCH];
+    const void *from[BATCH] = { NULL };
+    size_t sizes[BATCH];
 
     if (lane->n_short == 0)
         return;
-    for (int i = 0; i < lane->n_short; i++)
-        copies[i] = copy_kept(conn, &conn->ring[lane->short_seqs[i] % LC_TCP_WINDOW]);
     conn_lock(conn);
     for (int i = 0; i < lane->n_short; i++) {
-        struct lc_net_request *r = &conn->ring[lane->short_seqs[i] % LC_TCP_WINDOW];
+        const struct lc_net_request *r = find_sent(conn, lane->short_seqs[i]);
 
-        if (r->seq == lane->short_seqs[i]) {
-            r->data = copies[i];
-            r->gone = true;
-            atomic_store(&r->ripe, true);
+        if (r && lane->to_copy[i]) {
+            from[i] = r->data;
+            sizes[i] = r->size;
         }
+    }
+    conn_unlock_unchanged(conn);
+    for (int i = 0; i < lane->n_short; i++) {
+        if (from[i])
+            memcpy(conn->kept[lane->short_seqs[i] % LC_TCP_KEPT], from[i], sizes[i]);
+    }
+    conn_lock(conn);
+    for (int i = 0; i < lane->n_short; i++) {
+        struct lc_net_request *r = find_sent(conn, lane->short_seqs[i]);
+
+        if (!r || (lane->to_copy[i] && !from[i]))
+            continue;
+        if (from[i])
+            r->data = conn->kept[r->seq % LC_TCP_KEPT];
+        r->gone = true;
+        atomic_store(&r->ripe, true);
     }
     conn_unlock_unchanged(conn);
     lane->n_short = 0;
@@ -610,6 +628,7 @@ static void fill_sender(struct lane *lane)
                 keep_copy(lane, r);
             } else if (may_keep(lane, r)) {
                 f.arg = LC_TCP_COPIED;
+                lane->to_copy[lane->n_short] = true;
                 lane->short_seqs[lane->n_short++] = r->seq;
             }
         }

@@ -106,7 +106,8 @@ struct lane {
     int iov_n;
     int n_short; /* in the batch, of which there are copies */
     uint64_t short_seqs[BATCH];
-    uint64_t oldest; /* message in the batch */
+    bool to_copy[BATCH]; /* when they have gone; those that are shorter were copied before */
+    uint64_t oldest;     /* message in the batch */
     struct iovec iov[IOVS];
     struct lc_tcp_frame heads[BATCH];
     unsigned char in[IN_BYTES];
