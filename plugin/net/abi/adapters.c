@@ -46,7 +46,7 @@ static bool shared_ready;
 static long open_objects;
 
 /* Of the communicators that use TCP, one for each of their contexts; under `lock`. NCCL's threads may each be a rank of the
- * same one. Where there is no memory for one its collectives are as NCCL likes on this rank. */
+ * same one. */
 static struct user {
     const struct lc_net_context *context;
     uint64_t comm_id;
@@ -56,6 +56,7 @@ static struct user {
 /* Set by inits that find devices, never cleared; under `lock`. */
 static bool over_tcp;    /* of any interface */
 static bool tells_apart; /* of one by which communicators are known */
+static bool forgets;     /* one that uses it was not noted */
 
 static enum lc_nccl_result to_nccl(int err)
 {
@@ -186,7 +187,9 @@ static void add_user(const struct lc_net_context *context, uint64_t comm_id)
 {
     struct user *user = malloc(sizeof(*user));
 
-    tells_apart = true;
+    /* Ranks of this one must say the same: without memory for it the others are taken for it. */
+    tells_apart = user != NULL && !forgets;
+    forgets |= user == NULL;
     if (!user)
         return;
     *user = (struct user){ context, comm_id, users };

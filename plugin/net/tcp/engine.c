@@ -67,31 +67,26 @@ int engine_share(int mine, int all, int ranks)
     return all < 1 ? 1 : all < mine ? all : mine;
 }
 
-/* What all ranks may use together: who starts them has not been bound with one of them, or it is what starts one of them alone,
- * and the machine has as many for each. */
-static int processors_of_all(int mine, int ranks)
+/* What all ranks may use together: who starts them has not been bound with one of them. The machine's number says nothing, for
+ * the job may have a part of it. */
+static int processors_of_all(int mine)
 {
-    long online = sysconf(_SC_NPROCESSORS_ONLN);
     cpu_set_t set;
-    int n;
+    int n = sched_getaffinity(getppid(), sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 0;
 
-    if ((long)mine * ranks <= online)
-        return (int)online;
-    n = sched_getaffinity(getppid(), sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 0;
     return n > mine ? n : mine;
 }
 
 static int allowed_processors(void)
 {
     cpu_set_t set;
-    int ranks, mine;
+    int mine;
 
     /* More processors than the set holds: plenty. */
     if (sched_getaffinity(0, sizeof(set), &set) != 0)
         return 64;
     mine = CPU_COUNT(&set);
-    ranks = ranks_of_machine();
-    return engine_share(mine, processors_of_all(mine, ranks), ranks);
+    return engine_share(mine, processors_of_all(mine), ranks_of_machine());
 }
 
 static int choose(size_t wanted, int automatic, int most)
