@@ -4,6 +4,7 @@
 #include "common/deadline.h"
 #include "common/log.h"
 #include "interpose/control/control.h"
+#include "interpose/policy.h"
 #include "kernels/ring_layout.h"
 
 #include <errno.h>
@@ -65,15 +66,6 @@ size_t lc_peers_reserved(int device)
     return atomic_load_explicit(&used[(unsigned)device % DEVICES], memory_order_relaxed);
 }
 
-/* Of the largest one-shot call. Everybody sends everything to everybody, so that more ranks have less to gain; of a segment
- * these are 4 MB to 8 MB. */
-static uint32_t line_bytes_for(uint32_t ranks)
-{
-    size_t bytes = LK_LINES_MAX / (ranks - 1) / LINES_LEAST * LINES_LEAST;
-
-    return (uint32_t)(bytes < LINES_LEAST ? LINES_LEAST : bytes);
-}
-
 /* Of the largest message in lines: of more than four ranks, whose units have half as many slots for them, as much less as
  * lets so many be under way (lk_short_slots). */
 static uint32_t short_bytes_for(uint32_t ranks, size_t wanted)
@@ -89,7 +81,7 @@ static struct lk_ring_shape shape_for(const struct lc_peers *peers)
     struct lk_ring_shape shape = { .ranks = (uint32_t)peers->facts.ranks, .channels = 64 };
     size_t slots;
 
-    shape.line_bytes = line_bytes_for(shape.ranks);
+    shape.line_bytes = lc_policy_line_bytes(shape.ranks);
     if (peers->facts.kernels > 1) /* there are exchanges */
         shape.short_bytes = short_bytes_for(shape.ranks, peers->facts.short_bytes);
 

@@ -49,6 +49,8 @@ bool lc_policy_one_shot(const struct lc_situation *now, size_t bytes,
 {
     const struct lc_profile_rule *rule = rule_for(LC_OP_ALL_REDUCE, now, false, bytes);
 
+    if (bytes > lc_policy_line_bytes((uint32_t)now->ranks))
+        return false;
     return rule ? rule->algorithm == LC_PROFILE_ONE_SHOT
                 : config->peer == LC_PEER_FORCE &&
                       bytes <= config->one_shot_bytes / (uint64_t)(now->ranks - 1);
@@ -101,12 +103,14 @@ static bool takes_rings(const struct lc_op *op, const struct lc_situation *now, 
            (config->peer == LC_PEER_AUTO && is_known_to_win(op, now, cuts_bytes));
 }
 
-/* What takes one step anyway need not be rounded. Of a group's calls only all together say whether they do. */
+/* What takes one step anyway need not be rounded. Of a group's calls only all together say whether they do (lc_rings_launch),
+ * but one that is alone in a group goes the way that it would go without: some ranks may have it in one, and some not. */
 static bool is_one_shot(const struct lc_op *op, const struct lc_situation *now, uint64_t bytes,
                         const struct lc_config *config)
 {
-    return op->kind == LC_OP_ALL_REDUCE && !now->grouped && takes_rings(op, now, false, config) &&
-           lc_policy_one_shot(now, bytes, config);
+    return op->kind == LC_OP_ALL_REDUCE && lc_policy_one_shot(now, bytes, config) &&
+           takes_rings(op, now, false, config) &&
+           (!now->grouped || !takes_rings(op, now, true, config));
 }
 
 #define ABSURD (UINT64_C(1) << 47) /* bytes */

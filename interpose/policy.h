@@ -11,6 +11,7 @@
 #include "interpose/ledger.h"
 #include "interpose/op.h"
 #include "interpose/redop.h"
+#include "kernels/rings.h"
 
 #define LC_SCAN_BYTES 4096
 
@@ -73,6 +74,15 @@ static inline bool lc_policy_is_nccl(const struct lc_op *op, bool grouped,
     return (op->kind != LC_OP_ALL_REDUCE && op->kind != LC_OP_REDUCE_SCATTER) ||
            (config->allreduce_wire == LC_WIRE_DATA &&
             !lc_policy_reduces_in_rings(config, profile) && !(grouped && config->coalesce));
+}
+
+/* Data of the largest one-shot call. Everybody sends everything to everybody, so that more ranks have less to gain; lines of a
+ * segment take 4 MB to 8 MB. */
+static inline uint32_t lc_policy_line_bytes(uint32_t ranks)
+{
+    size_t least = (size_t)64 << 10, bytes = ranks > 1 ? LK_LINES_MAX / (ranks - 1) : 0;
+
+    return (uint32_t)(bytes < least ? least : bytes / least * least);
 }
 
 /* In one step, instead of in two with half as many bytes: an all-reduce, or several as one, of `bytes` of data, if it fits

@@ -39,6 +39,14 @@ static size_t data_bytes(const struct lc_op *op, const struct lk_buffers *list, 
     return lc_op_bytes(&all, ranks);
 }
 
+/* A call of its own stays exact where one step is better, also in a group and where the lines have no room for it. */
+static bool is_exact(const struct lc_situation *now, size_t bytes, size_t n,
+                     enum lc_outcome outcome)
+{
+    return outcome != LC_RINGS_BF16 ||
+           (n == 1 && lc_policy_one_shot(now, bytes, lc_process_config()));
+}
+
 /* As it is in the list: the wire's type is the data's. */
 static bool is_one_shot(const struct lc_op *op, const struct lc_situation *now,
                         const struct lk_rings *rings, const struct lk_reduction *how,
@@ -71,6 +79,8 @@ int lc_rings_launch(const struct lc_op *op, const struct lc_redop *redop,
     one_shot = is_one_shot(op, &now, rings, &how, list, n);
     if (one_shot)
         *outcome = LC_RINGS_LINES;
+    else if (op->kind == LC_OP_ALL_REDUCE && is_exact(&now, bytes, n, *outcome))
+        *outcome = LC_RINGS;
     else if (*outcome == LC_RINGS_BF16)
         how.wire = LK_BF16;
     ctas = lc_policy_ctas(op, &now, how.wire != how.type, bytes,

@@ -216,7 +216,6 @@ class Worker:
 
     def check(self, name, call):
         """Small numbers that bf16 holds: the average of all ranks, or what each rank has for this one."""
-        torch = self.torch
         if name.startswith("torch"):  # sums in buffers of its own
             whole = self.kept[-1]
             whole.fill_(self.rank + 1)

@@ -50,10 +50,10 @@ part() {
     return "$status"
 }
 
-job="--rounds 4 --steps 4 --library $library --json"
+job="--rounds 6 --steps 5 --library $library --json"
 force=LOONGCOMM_PEER=force auto=LOONGCOMM_PEER=auto
 part bytes 60 5 python3 tests/gpu/link_bytes.py --library "$library"
-part collectives 130 80 $force python3 perf/peers_torch.py --library "$library" --seconds 90 --json "$logs/collectives.json"
+part collectives 150 150 $force python3 perf/peers_torch.py --library "$library" --seconds 110 --json "$logs/collectives.json"
 # shellcheck disable=SC2086 # a list of options
 {
     part moe 50 6 $force python3 perf/moe.py $job "$logs/moe.json"

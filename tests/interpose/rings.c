@@ -30,6 +30,7 @@ struct call {
     bool scatter, in_place;
     ncclDataType_t type;
     ncclRedOp_t op, own; /* own: of the other communicator, where a call's is made for one */
+    bool odd;            /* rank 0 has the call alone in a group */
     size_t count, skip;  /* elements in front of the buffers */
 };
 
@@ -71,12 +72,17 @@ static double value_of(ncclDataType_t type, const void *data, size_t i)
 static void issue(const struct job *job, ncclComm_t comm, const struct call *call, void *out)
 {
     char *in = job->send + call->skip * size_of(call->type);
+    bool grouped = call->odd && comm == job->ours && job->rank == 0;
     ncclRedOp_t op = comm == job->plain && call->op >= ncclNumOps ? call->own : call->op;
 
+    if (grouped)
+        NCCL(ncclGroupStart());
     if (call->scatter)
         NCCL(ncclReduceScatter(in, out, call->count, call->type, op, comm, job->stream));
     else
         NCCL(ncclAllReduce(in, out, call->count, call->type, op, comm, job->stream));
+    if (grouped)
+        NCCL(ncclGroupEnd());
 }
 
 /* Two ranks: bit for bit. More: NCCL rounds 16-bit sums at every hop and adds in another order. */
@@ -133,8 +139,8 @@ static void until_rings(const struct job *job)
         meeting_wait(meeting, job->n);
     }
     CHECK(said_count("rings of") == job->n);
-    CHECK(said_count(job->n == 2 ? ", 8 slots" : ", 4 slots") ==
-          job->n); /* two have one peer each */
+    CHECK(getenv("LOONGCOMM_STAGING_MAX") || said_count(job->n == 2 ? ", 8 slots" : ", 4 slots") ==
+                                                 job->n); /* two have one peer each */
 }
 
 static void set_up(struct job *job)
@@ -223,6 +229,8 @@ static void every_small_size(const struct job *job)
 
             run(job, &call, salt++);
             call.in_place = true;
+            run(job, &call, salt++);
+            call.odd = true;
             run(job, &call, salt++);
             run_captured(job, &call, salt++);
         }

@@ -261,14 +261,44 @@ static void what_goes_in_one_step_stays_exact(void)
     check_rows_of(2, ROWS(rows), &config);
 }
 
+/* A call alone in a group is one without a group to a rank that has it so. */
+static void alone_in_a_group_or_not_is_the_same_way(void)
+{
+    static const struct row rows[] = {
+        {AR,  16384, ncclFloat32, ncclSum, true, false, true, LC_PATH_RINGS, LC_RINGS    },
+        { AR, 16384, ncclFloat32, ncclSum, true, true,  true, LC_PATH_RINGS, LC_RINGS    },
+        { AR, 65537, ncclFloat32, ncclSum, true, false, true, LC_PATH_CAST,  LC_CAST_BF16},
+        { AR, 65537, ncclFloat32, ncclSum, true, true,  true, LC_PATH_CAST,  LC_CAST_BF16},
+    };
+    struct lc_config config = config_with(LC_PEER_FORCE, LC_WIRE_BF16_ACCURATE);
+
+    check_rows_of(2, ROWS(rows), &config);
+}
+
+/* What does not fit the lines is not called one-shot, whatever is asked for. */
+static void lines_bound_what_goes_in_one_step(void)
+{
+    struct lc_config config = config_with(LC_PEER_FORCE, LC_WIRE_DATA);
+
+    config.one_shot_bytes = (size_t)16 << 20;
+    for (int ranks = 2; ranks <= 64; ranks++) {
+        struct lc_situation now = { .ranks = ranks };
+        uint32_t most = lc_policy_line_bytes((uint32_t)ranks);
+
+        CHECK(most >= 65536 && most <= LK_LINES_MAX && most % LK_GRANULE == 0);
+        CHECK(lc_policy_one_shot(&now, most, &config) &&
+              !lc_policy_one_shot(&now, most + 4, &config));
+    }
+}
+
 /* What was measured decides, and what was not is left to NCCL. */
 static void a_profile_says_where_rings_win(void)
 {
     static const char text[] = "loongcomm.profile/1\ngpu g\nnccl 2.28.9\n"
                                "rings all-reduce 4 exact 4000 8000 one-shot 3\n"
-                               "rings all-reduce 4 exact 8000 900000 two-shot 64\n"
-                               "rings all-reduce 4 exact 900000 950000 one-shot 5\n"
-                               "rings all-reduce 4 exact 950000 0 two-shot 64\n"
+                               "rings all-reduce 4 exact 8000 200000 two-shot 64\n"
+                               "rings all-reduce 4 exact 200000 300000 one-shot 5\n"
+                               "rings all-reduce 4 exact 300000 0 two-shot 64\n"
                                "rings all-reduce 4 bf16 1000000 0 two-shot 16\n";
     static const struct row rows[] = {
         {AR,  999,    ncclFloat32,  ncclSum, true, false, true, LC_PATH_NCCL,  LC_NCCL_NO_FASTER_PATH},
@@ -279,7 +309,7 @@ static void a_profile_says_where_rings_win(void)
     };
     static const struct row narrow[] = {
         {AR,  249999, ncclFloat32, ncclSum, true, false, true, LC_PATH_CAST,  LC_CAST_BF16 },
-        { AR, 230000, ncclFloat32, ncclSum, true, false, true, LC_PATH_RINGS, LC_RINGS     },
+        { AR, 60000,  ncclFloat32, ncclSum, true, false, true, LC_PATH_RINGS, LC_RINGS     },
         { AR, 250000, ncclFloat32, ncclSum, true, false, true, LC_PATH_RINGS, LC_RINGS_BF16},
         { AR, 1000,   ncclFloat32, ncclSum, true, false, true, LC_PATH_RINGS, LC_RINGS     },
     };
@@ -318,6 +348,8 @@ int main(void)
     sums_of_16_bits_can_be_left_to_nccl();
     small_calls_go_in_one_step_if_forced();
     what_goes_in_one_step_stays_exact();
+    alone_in_a_group_or_not_is_the_same_way();
+    lines_bound_what_goes_in_one_step();
     a_profile_says_where_rings_win();
     return 0;
 }
