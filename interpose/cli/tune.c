@@ -374,7 +374,7 @@ static int measure_step(struct tuning *t, int step, double budget_s)
     run.wire = s->way.protocol;
     run.sizes = sizes;
     for (int i = 0; i < t->options->n_sizes; i++) {
-        if (lc_tune_step_takes(s, t->options->size[i]))
+        if (lc_tune_step_takes(s, t->results.ranks, t->options->size[i]))
             sizes[run.n_sizes++] = t->options->size[i];
     }
     if (run.n_sizes == 0)

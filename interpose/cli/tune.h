@@ -70,7 +70,7 @@ struct lc_tune_results {
 extern const struct lc_tune_step lc_tune_steps[];
 extern const int lc_tune_n_steps;
 void lc_tune_step_name(const struct lc_tune_step *step, char *out, size_t size);
-bool lc_tune_step_takes(const struct lc_tune_step *step, uint64_t bytes);
+bool lc_tune_step_takes(const struct lc_tune_step *step, int ranks, uint64_t bytes);
 bool lc_tune_step_is_turn(const struct lc_tune_step *step); /* of the one job */
 
 /* tune_output.c. Beside its name, then renamed: whoever reads it sees all or nothing. 0 or -errno, after a line on standard

@@ -148,7 +148,7 @@ class Tune(CliTest):
         done = [step for step in self.all_steps()
                 if step not in ratios and step not in more.get("fail", []) and not step.startswith(("equal", "again"))]
         self.world(ratios, **more)
-        self.write("p.part", PART.replace("1024,4096,16384", ",".join(sizes)) +
+        self.write("p.part", PART.replace("1024,4096,16384", ",".join(sizes)).replace("ranks 2", "ranks %d" % more.get("ranks", 2)) +
                    "".join("done %s\n" % step for step in done))
         return self.tune("--resume", *args, sizes=",".join(sizes), code=code)
 
@@ -178,6 +178,15 @@ class Tune(CliTest):
         self.assertIn("nothing was found to be faster", result.stdout)
         self.assertEqual(self.rules(), [])
         self.assertEqual(call("tune", "--explain", "4k", "--profile", self.path("p")).returncode, 0)
+
+    def test_one_shot_kernels_are_measured_where_their_lines_hold_a_call(self):
+        at, sizes = {"else": WIN}, ("65536", "131072", "196608", "262144")
+        for size in sizes:
+            at[size] = WIN
+        for ranks, last in ((2, 262144), (6, 196608), (8, 131072)):
+            self.tune_some({ONE: at}, sizes=sizes, ranks=ranks)
+            self.assertEqual(self.rules(), ["rings all-reduce %d exact 65536 %d one-shot 16" % (ranks, last + 1)])
+            os.unlink(self.path("p"))
 
     def test_sizes_of_sends_are_those_of_messages(self):
         at = {"65536": WIN, "262144": WIN, "else": WIN}
