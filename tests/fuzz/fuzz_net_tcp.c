@@ -72,10 +72,14 @@ static size_t make_frame(struct input *in, struct conn *conn, struct lane *lane,
     if (flags & 8)
         take(in, (char *)&f + take_byte(in) % (sizeof(f) - 7), 8);
     if (f.type == LC_TCP_PIECE && !(flags & 2))
-        f.arg = flags & 32 ? LC_TCP_SPARSE : 0;
+        f.arg = (flags & 32 ? LC_TCP_SPARSE : 0) | (flags & 64 ? LC_TCP_COPIED : 0);
+    if (f.type == LC_TCP_PIECE && (flags & 192) == 64) { /* a whole message, which it has to be */
+        f.offset = 0;
+        f.length = f.size;
+    }
     memcpy(out, &f, sizeof(f));
     body = f.length < BODY ? (size_t)f.length : BODY;
-    if (f.type == LC_TCP_PIECE && f.arg == LC_TCP_SPARSE && body)
+    if (f.type == LC_TCP_PIECE && f.arg & LC_TCP_SPARSE && body)
         return sizeof(f) + make_sparse(in, body, out + sizeof(f));
     take(in, out + sizeof(f), body);
     return sizeof(f) + body;
