@@ -466,6 +466,20 @@ static struct lc_net_request *post_send(struct pair *pair, void *from, size_t si
     return send;
 }
 
+/* Its place is free when the sender has read that it was confirmed. */
+static void post_in_place_of(struct pair *pair, const struct lc_net_request *over, void *from,
+                             size_t size)
+{
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+    struct lc_net_request *send = NULL;
+
+    while (!send) {
+        CHECK(lc_net_tcp.isend(pair->send, from, size, 0, NULL, &send) == 0);
+        CHECK(!lc_deadline_passed(end));
+    }
+    CHECK(send == over);
+}
+
 static void wait_for_credit(struct conn *conn, uint64_t receives)
 {
     struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
@@ -519,7 +533,8 @@ static void a_message_that_is_over_before_the_rest_of_its_batch_is_left_alone(bo
     CHECK(munmap(from, COPIED) == 0);
     for (int i = 0; !copied && i < LC_TCP_WINDOW - 2; i++)
         (void)post_send(&pair, to, 8);
-    CHECK(copied || post_send(&pair, rest, REST) == first);
+    if (!copied)
+        post_in_place_of(&pair, first, rest, REST);
     set_buffers(&pair, 1 << 22);
     pair_wait(second, recvs[1], NULL, NULL);
     CHECK(memcmp(rest, rest_to, REST) == 0);
