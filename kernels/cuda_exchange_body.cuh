@@ -1018,8 +1018,12 @@ template <class Call> struct exchange_words {
     }
     __device__ __forceinline__ void credit(uint32_t role, const exchange_job &j, bool last)
     {
-        if (role == EXCHANGE_SEND)
+        if (role == EXCHANGE_SEND) {
+            /* Here, because a word of the same slot may follow that somebody does wait for. */
+            if (j.lines && j.refresh)
+                store_slot_word(c, j.peer, j.channel, j.index, lk_slot_word(j.message, 0));
             return;
+        }
         t.sent += 8;
         if (last)
             store_word(c.segment_of(j.peer) +
@@ -1033,8 +1037,6 @@ template <class Call> struct exchange_words {
         uint32_t live = __popc(j.wrote) * LK_GRANULE - (j.wrote >> last & 1 ? missing : 0);
 
         if (j.lines) {
-            if (j.refresh)
-                store_slot_word(c, j.peer, j.channel, j.index, lk_slot_word(j.message, 0));
             t.sent += j.packs * 2 * LK_PACK_BYTES;
             return;
         }

@@ -212,6 +212,7 @@ template <uint32_t Roles, class Pipeline, class Words, uint32_t JobsAFence> stru
         bool last = !(__match_any_sync(ALL_LANES, unit) >> lane >> 1);
         if (has)
             words->credit(role, *j, last);
+        __syncwarp(); /* what it stores comes before words of other lanes */
         bool waits = has && fenced && j->wrote;
         if (has && !waits) {
             if (fenced)

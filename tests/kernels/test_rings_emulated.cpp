@@ -944,6 +944,23 @@ void exchanges_of_many_units_and_ranks()
 }
 
 /* From the first tile on, where all lines of the slots are written, and where flags pass the end of their words. */
+/* Tiles in lines and tiles of zeros in slots, in one call: the words of both may be published together. */
+void words_that_are_refreshed_come_before_those_that_count()
+{
+    for (uint64_t seed = 0; seed < 24; seed++) {
+        std::vector<exchange_message> messages;
+        node n({ 3, 1, 1, 0, 4000 });
+
+        for (uint32_t i = 0; i < 24; i++)
+            messages.push_back(
+                { 0, 1, i % 4 < 2 ? 100U : 4500U, i, 100, 0, 0, true, false, false });
+        exchange_plan plan = { 3, 0, 0, messages.size(), messages.data() };
+
+        pretend_all(&n, 0x800000 - 4);
+        run_plan(&n, plan, seed, all_at_once);
+    }
+}
+
 void short_messages_go_through_either_kernel()
 {
     for (uint64_t seed = 0; seed < 24; seed++) {
@@ -1066,6 +1083,7 @@ int main(int argc, char **argv)
     an_abort_ends_an_exchange_that_a_rank_never_joins(100000);
     one_cta_has_more_units_than_lanes();
     exchanges_of_many_units_and_ranks();
+    words_that_are_refreshed_come_before_those_that_count();
     short_messages_go_through_either_kernel();
     for (uint64_t seed = 1; time(nullptr) < end; seed++) {
         random_case(seed);
