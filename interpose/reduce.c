@@ -373,10 +373,10 @@ static int record_captured(struct lc_span *span)
     bool aside = get_frontier(span, &before);
     int err = 0;
 
-    if (!captured) {
+    if (!captured)
         captured = &reducer->captured[reducer->next_captured++ % LC_CAPTURES];
-        captured->mark = NULL;
-    }
+    if (captured->id != span->capture || !aside)
+        captured->mark = NULL; /* what follows stands behind this record, or there was none */
     if (!aside)
         err = backend->cudaEventRecordWithFlags(reducer->serial, span->stream,
                                                 cudaEventRecordExternal);
