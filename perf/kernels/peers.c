@@ -184,7 +184,7 @@ static void fill_mask(const struct bench_case *c, struct rank *r)
     uint32_t bits[MASK_BYTES / 4] = { 0 };
     size_t rows = bench.most / ROW_BYTES;
 
-    if (rows > MASK_BYTES * 8)
+    if (rows > (size_t)MASK_BYTES * 8)
         exit(1);
     for (size_t row = 0; row < rows; row++)
         if (row / together(c) % ROWS >= c->zero_rows)
