@@ -162,8 +162,9 @@ static int check(const char *call, const struct lk_attention *a, const struct lk
         err = check_heads(call, a, g, (enum lk_attention_tensor)which);
     if (err)
         return err;
-    if (a->queries && ((g && !a->lse) || (uintptr_t)a->lse % 4))
-        return lk_blas_fail(-EINVAL, "%s: lse is %s", call, a->lse ? "misaligned" : "NULL");
+    if (a->queries && ((g && !a->lse && a->sequences) || (uintptr_t)a->lse % 4))
+        return lk_blas_fail(-EINVAL, "%s: lse is %s", call,
+                            a->lse ? "misaligned" : "NULL, and rows are packed");
     return 0;
 }
 
@@ -333,24 +334,23 @@ static size_t call_bytes(struct lk_attention_library *library, const struct lk_a
 
 /* ---- backward without lse ---- */
 
+/* Not of packed rows: where they begin and end only the device knows, so that there is no saying how long o has to be. */
 static bool is_forgotten(const struct lk_attention *a, const struct lk_attention_grads *g)
 {
-    return g && !a->lse && a->sequences && a->queries;
+    return g && !a->lse && !a->query_offsets && a->sequences && a->queries;
 }
 
 /* Elements of o from its first to its last one; false: more than there can be. */
 static bool count_o(const struct lk_attention *a, uint64_t *out)
 {
-    uint64_t rows = a->query_offsets ? (uint64_t)a->sequences * a->queries : a->queries;
     uint64_t sequences, last;
 
     if (__builtin_mul_overflow(a->sequences - UINT64_C(1), a->o.sequence_stride, &sequences) ||
-        __builtin_mul_overflow(rows - 1, a->o.row_stride, &last) ||
+        __builtin_mul_overflow(a->queries - UINT64_C(1), a->o.row_stride, &last) ||
         __builtin_mul_overflow(a->heads - UINT64_C(1), a->o.head_stride, out))
         return false;
-    if (!a->query_offsets && __builtin_add_overflow(last, sequences, &last))
-        return false;
-    return !__builtin_add_overflow(*out, last, out) &&
+    return !__builtin_add_overflow(last, sequences, &last) &&
+           !__builtin_add_overflow(*out, last, out) &&
            !__builtin_add_overflow(*out, a->value_depth, out) && *out < UINT64_C(1) << 60;
 }
 
@@ -363,8 +363,10 @@ static int remember(const char *call, const struct lk_attention *a, void *worksp
 
     if (check_sizes(call, a))
         return -EINVAL;
-    if (!count_o(a, &elements))
-        return lk_blas_fail(-EINVAL, "%s: strides of o are too large", call);
+    if (!count_o(a, &elements)) {
+        lk_blas_fail(-EINVAL, "%s: strides of o are too large", call);
+        return -EINVAL;
+    }
     *out = *a;
     out->o.base = lk_take(&arena, true, elements * 2);
     out->lse = lk_take(&arena, true,

@@ -99,7 +99,7 @@ struct lk_attention {
         *key_offsets; /* packed: first rows, one more than sequences; both, and no lengths, or NULL */
     struct lk_heads q, k, v, o;
     float *
-        lse; /* sequences x heads x queries, also if packed; NULL: forward does not keep it, backward makes it and o anew */
+        lse; /* sequences x heads x queries, also if packed; NULL: forward does not keep it, backward makes it and o anew, but of packed rows */
     uint64_t most_workspace; /* a plan of cuDNN that needs more is not taken; 0: any */
     void *workspace;         /* lk_attention_workspace_bytes(), aligned to 256 bytes */
 };
@@ -119,7 +119,7 @@ int lk_attention_forward(struct lk_attention_library *library, const struct lk_a
 
 /* With o and lse as forward left them; or, to keep neither, with lse NULL: then o.base, which may be NULL, is not read (its
  * strides still say how dout lies), forward runs once more into the workspace, which is as much larger, and both runs are
- * counted. */
+ * counted. Not of packed rows: where those begin only the device knows, so that nobody can say how long o is. */
 int lk_attention_backward(struct lk_attention_library *library,
                           const struct lk_attention *attention,
                           const struct lk_attention_grads *grads, void *stream);

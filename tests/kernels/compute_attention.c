@@ -585,7 +585,8 @@ static int run_case(const struct compute_target *t, struct lk_attention_library 
             compare(&d, DK);
             compare(&d, DV);
             repeat(&d, general || !(c->vendor & 2));
-            forget(&d, general || !(c->vendor & 2));
+            if (!d.call.query_offsets)
+                forget(&d, general || !(c->vendor & 2));
         }
     }
     drop_data(&d);

@@ -132,6 +132,14 @@ static void wrong_arguments_are_named(void)
     refuses(library, &call, &grads, "rows or heads of o overlap");
     call.o.row_stride = UINT64_C(1) << 61;
     refuses(library, &call, &grads, "strides of o are too large");
+    call = good;
+    call.lse = NULL;
+    call.query_offsets = call.key_offsets = numbers;
+    refuses(library, &call, &grads, "lse is NULL, and rows are packed");
+    call = good;
+    call.lse = NULL;
+    call.sequences = 0; /* nothing to make anew */
+    CHECK(target.lib.lk_attention_backward(library, &call, &grads, NULL) == 0);
     grads.dk.row_stride = 3;
     refuses(library, &good, &grads, "rows or heads of dk overlap");
     refuses(library, NULL, NULL, "a NULL argument");
