@@ -373,12 +373,8 @@ static void rows_go_to_their_experts_and_back(const struct compute_target *t)
     }
 }
 
-static void wrong_arguments_are_refused(const struct compute_target *t)
+static void wrong_routings_are_refused(const struct compute_target *t, const struct moe_case *c)
 {
-    uint64_t state = 89;
-    struct moe_case *c = make_case(t, &shapes[1], ANY, &state);
-    struct lk_moe_rows rows;
-    struct lk_moe_grads grads;
     struct lk_moe_routing r;
 
 #define REFUSED(change, text)                            \
@@ -403,6 +399,16 @@ static void wrong_arguments_are_refused(const struct compute_target *t)
     REFUSED(r.workspace = NULL, "workspace");
     REFUSED(r.workspace = (char *)r.workspace + 4, "workspace");
 #undef REFUSED
+}
+
+static void wrong_arguments_are_refused(const struct compute_target *t)
+{
+    uint64_t state = 89;
+    struct moe_case *c = make_case(t, &shapes[1], ANY, &state);
+    struct lk_moe_rows rows;
+    struct lk_moe_grads grads;
+
+    wrong_routings_are_refused(t, c);
 #define REFUSED(change, text)                                                \
     do {                                                                     \
         rows = make_rows(c, true, 0);                                        \
