@@ -421,7 +421,7 @@ static int unpack(const struct batch *batch, const char *from)
 }
 
 /* All parts as they are, in one call. */
-static int launch(const struct batch *batch)
+static int launch(const struct batch *batch, const struct lc_span *span)
 {
     const struct item *first = batch->first;
     enum lc_outcome outcome = first->choice.outcome;
@@ -433,7 +433,7 @@ static int launch(const struct batch *batch)
     for (size_t i = 0; i < batch->n; i++)
         list[i] = (struct lk_buffers){ batch->parts[i].send, batch->parts[i].recv,
                                        batch->parts[i].count };
-    err = lc_rings_launch(&first->op, &first->redop, list, batch->n, stream_of(batch), &outcome);
+    err = lc_rings_launch(&first->op, &first->redop, list, batch->n, span, &outcome);
     free(list);
     for (size_t i = 0; i < batch->n; i++)
         batch->parts[i].item->choice.outcome = outcome;
@@ -693,7 +693,7 @@ static int launch_messages(struct member *member, const struct lc_messages *list
     if (!err && list->n_sends > 0)
         err = lc_mask_take(member->comm, &member->sends, span.stream, span.capture, &mask);
     if (!err)
-        err = lc_messages_launch(member->comm, list, &mask, span.stream);
+        err = lc_messages_launch(member->comm, list, &mask, &span);
     if (member->side) { /* also behind a part of the work */
         int marked = (int)span.reducer->backend->cudaEventRecord(member->side->done, span.stream);
 
@@ -754,7 +754,7 @@ static ncclResult_t start(struct batch *batch, const struct lc_real *real)
     if (!is_scatter(batch) && (is_cast(batch) || batch->first->choice.outcome == LC_RINGS_BF16))
         lc_feedback_pass_group(span.reducer, batch->n);
     if (result == ncclSuccess) {
-        err = is_rings(batch) ? launch(batch) : pack(batch);
+        err = is_rings(batch) ? launch(batch, &span) : pack(batch);
         result = err               ? cuda_failed(batch->first->op.comm, err)
                  : is_rings(batch) ? ncclSuccess
                                    : call(batch, real);

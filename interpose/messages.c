@@ -93,7 +93,7 @@ static uint64_t bytes_of(const struct lk_message *list, size_t n)
 }
 
 int lc_messages_launch(const struct lc_comm *comm, const struct lc_messages *list,
-                       const struct lk_row_mask *mask, cudaStream_t stream)
+                       const struct lk_row_mask *mask, const struct lc_span *span)
 {
     const struct lc_reducer *reducer = comm->reducer;
     const struct lk_rings *rings = lc_peers_rings(reducer->peers, 0);
@@ -104,8 +104,10 @@ int lc_messages_launch(const struct lc_comm *comm, const struct lc_messages *lis
     uint32_t ctas = lc_policy_ctas(&op, &now, false, sent > taken ? sent : taken,
                                    lc_peers_exchange_ctas(reducer->peers));
 
+    if (span->capture)
+        lc_peers_keep(reducer->peers, LC_GRID_EXCHANGES, ctas);
     return reducer->backend->lk_rings_exchange(rings, list->sends, list->n_sends, list->recvs,
-                                               list->n_recvs, mask, ctas, stream);
+                                               list->n_recvs, mask, ctas, span->stream);
 }
 
 /* A failure of ours after commit is an error at every rank: never a silent way around it. */
@@ -142,7 +144,7 @@ ncclResult_t lc_messages_now(const struct lc_op *op)
         if (!err && op->kind == LC_OP_ALL_TO_ALL)
             err = take_mask(op, span.capture, &mask);
         if (!err)
-            err = lc_messages_launch(op->comm, &list, &mask, op->stream);
+            err = lc_messages_launch(op->comm, &list, &mask, &span);
         recorded = lc_span_record(&span); /* also behind a part of the work */
         err = err ? err : recorded;
         lc_span_end(&span);

@@ -21,6 +21,8 @@
 #include "interpose/backend.h"
 #include "interpose/op.h"
 
+struct lc_span;
+
 /* What one launch exchanges. Freed by lc_messages_free. */
 struct lc_messages {
     struct lk_message *sends, *recvs;
@@ -34,9 +36,10 @@ bool lc_messages_add(struct lc_messages *list, const struct lc_op *op);
 bool lc_messages_are_whole(const struct lc_messages *list, int rank);
 void lc_messages_free(struct lc_messages *list);
 
-/* On a stream, behind earlier exchanges of the communicator. mask may be NULL. 0 or a result of the kernels library. */
+/* On the span's stream, behind earlier exchanges of the communicator. mask may be NULL. 0 or a result of the kernels
+ * library. */
 int lc_messages_launch(const struct lc_comm *comm, const struct lc_messages *list,
-                       const struct lk_row_mask *mask, cudaStream_t stream);
+                       const struct lk_row_mask *mask, const struct lc_span *span);
 
 /* One all-to-all, send or receive outside of a group. */
 ncclResult_t lc_messages_now(const struct lc_op *op);

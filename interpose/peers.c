@@ -20,27 +20,8 @@
 #define DEVICES 64
 static atomic_size_t used[DEVICES];
 
-/* Communicators that have rings on each device. Relaxed: a size of grids follows from it, which may differ between calls. */
-static atomic_uint ringed[DEVICES];
-
-static uint32_t ringed_on(const struct lc_peers *peers)
-{
-    return atomic_load_explicit(&ringed[(unsigned)peers->facts.device % DEVICES],
-                                memory_order_relaxed);
-}
-
-static void count_in(struct lc_peers *peers, bool in)
-{
-    atomic_uint *n = &ringed[(unsigned)peers->facts.device % DEVICES];
-
-    if (in && !peers->counted)
-        atomic_fetch_add_explicit(n, 1, memory_order_relaxed);
-    if (!in && peers->counted)
-        atomic_fetch_sub_explicit(n, 1, memory_order_relaxed);
-    peers->counted = in;
-}
-
 #define CHANNELS_LEAST     8
+#define CTAS_LEAST         8  /* of one beside graphs of other communicators */
 #define CTAS_MOST          32 /* of a call, so that computation goes on beside it */
 #define SLOTS_OF_CTA       8
 #define EXCHANGE_CTAS_MOST 64 /* of one between GPUs */
@@ -264,7 +245,7 @@ void lc_peers_free(struct lc_peers *peers)
     if (!peers)
         return;
     backend = peers->backend;
-    count_in(peers, false);
+    lc_budget_leave(&peers->share);
     if (peers->stage == READY && peers->ledger)
         read_counts(peers);
     lc_peers_detach(peers);
@@ -395,6 +376,16 @@ static uint32_t room_on(const struct lc_peers *peers)
     return peers->multiprocessors * 3 / 4;
 }
 
+/* One CTA of each kernel beside all others; where captured graphs have taken more than their part, enough to be worth it. */
+static bool has_room(const struct lc_peers *peers)
+{
+    uint32_t kernels = peers->sharers * peers->facts.kernels;
+    uint32_t equal = room_on(peers) / lc_budget_members(&peers->share);
+    uint32_t least = equal < kernels * CTAS_LEAST ? equal : kernels * CTAS_LEAST;
+
+    return kernels <= equal && lc_budget_part(&peers->share, room_on(peers)) >= least;
+}
+
 bool lc_peers_take_room(struct lc_peers *peers)
 {
     int n = 0;
@@ -408,10 +399,10 @@ bool lc_peers_take_room(struct lc_peers *peers)
         n < 1)
         n = MULTIPROCESSORS;
     peers->multiprocessors = (uint32_t)n;
-    count_in(peers, true);
-    if (peers->sharers * peers->facts.kernels * ringed_on(peers) <= room_on(peers))
+    lc_budget_join(&peers->share, peers->facts.device);
+    if (has_room(peers))
         return true;
-    count_in(peers, false);
+    lc_budget_leave(&peers->share);
     return false;
 }
 
@@ -557,7 +548,7 @@ static const char *reason(const struct lc_peers *peers, int err)
 {
     switch (err) {
     case -EDQUOT: return "they are more than LOONGCOMM_STAGING_MAX leaves";
-    case -EBUSY: return "too many communicators of too many ranks use this GPU at a time";
+    case -EBUSY: return "kernels of other ranks and communicators, captured graphs included, leave it no room on this GPU";
     case -EXDEV: return "some ranks are on another machine than their host name says";
     case -ENOTSUP: return "the device or the kernels library cannot share memory";
     default: return err > 0 ? peers->backend->lk_error_text(err) : strerror(-err);
@@ -579,7 +570,7 @@ static void fail(struct lc_peers *peers, int err)
             "device %d: peers' memory cannot be used (%s): reductions of this communicator go through NCCL",
             peers->facts.device, reason(peers, err));
     (void)say(peers, 0);
-    count_in(peers, false);
+    lc_budget_leave(&peers->share);
     peers->stage = CLEARING;
 }
 
@@ -615,9 +606,7 @@ bool lc_peers_were_cut(const struct lc_peers *peers)
 /* Of a GPU, for one rank of one communicator. */
 static uint32_t share_of(const struct lc_peers *peers)
 {
-    uint32_t sets = ringed_on(peers);
-
-    return room_on(peers) / (peers->sharers * (sets ? sets : 1));
+    return lc_budget_part(&peers->share, room_on(peers)) / peers->sharers;
 }
 
 static uint32_t smallest(uint32_t a, uint32_t b, uint32_t c)
@@ -660,8 +649,21 @@ uint32_t lc_peers_ctas(const struct lc_peers *peers, uint32_t slots)
 uint32_t lc_peers_exchange_ctas(const struct lc_peers *peers)
 {
     uint32_t sums = lc_peers_ctas(peers, LK_SLOTS_MAX), share = share_of(peers);
+    uint32_t captured = peers->share.kept[LC_GRID_SUMS] / peers->sharers;
 
     if (peers->sharers > 1 || share < 2 * sums)
         return sums;
+    if (captured > sums && captured < share)
+        sums = captured;
     return smallest(peers->rings.shape.channels, allowed(peers, EXCHANGE_CTAS_MOST), share - sums);
+}
+
+/* Beside a captured exchange sums may run, as large as beside one that is not. */
+void lc_peers_keep(struct lc_peers *peers, enum lc_grid grid, uint32_t ctas)
+{
+    uint32_t sums = grid == LC_GRID_SUMS ? ctas : lc_peers_ctas(peers, LK_SLOTS_MAX);
+
+    lc_budget_keep(&peers->share, LC_GRID_SUMS, sums * peers->sharers);
+    if (grid == LC_GRID_EXCHANGES)
+        lc_budget_keep(&peers->share, grid, ctas * peers->sharers);
 }

@@ -22,6 +22,7 @@
 #define LC_INTERPOSE_PEERS_H
 
 #include "interpose/backend.h"
+#include "interpose/budget.h"
 #include "interpose/ledger.h"
 
 struct lc_peers;
@@ -98,6 +99,9 @@ void lc_peers_refuse(struct lc_room *room);
 const struct lk_rings *lc_peers_rings(const struct lc_peers *peers, uint32_t generation);
 uint32_t lc_peers_ctas(const struct lc_peers *peers, uint32_t slots);
 uint32_t lc_peers_exchange_ctas(const struct lc_peers *peers);
+
+/* A grid of so many CTAs has been captured: it stays of that size when communicators are added. */
+void lc_peers_keep(struct lc_peers *peers, enum lc_grid grid, uint32_t ctas);
 
 /* A call has ended early, since a rank has aborted or is gone: its results are none. Any thread, after the vote. */
 bool lc_peers_were_cut(const struct lc_peers *peers);

@@ -66,7 +66,7 @@ struct lc_peers {
     size_t bytes;
     uint32_t sharers;         /* ranks of the communicator on this GPU */
     uint32_t multiprocessors; /* of it */
-    bool counted;             /* among those that have rings on the device */
+    struct lc_share share;    /* of the device; the first's alone */
     struct shared *shared;
     cudaStream_t stream; /* of set-up */
     cudaEvent_t event;   /* behind the last work on it */

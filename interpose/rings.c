@@ -59,7 +59,7 @@ static bool is_one_shot(const struct lc_op *op, const struct lc_situation *now,
 }
 
 int lc_rings_launch(const struct lc_op *op, const struct lc_redop *redop,
-                    const struct lk_buffers *list, size_t n, cudaStream_t stream,
+                    const struct lk_buffers *list, size_t n, const struct lc_span *span,
                     enum lc_outcome *outcome)
 {
     const struct lc_comm *comm = op->comm;
@@ -85,12 +85,14 @@ int lc_rings_launch(const struct lc_op *op, const struct lc_redop *redop,
         how.wire = LK_BF16;
     ctas = lc_policy_ctas(op, &now, how.wire != how.type, bytes,
                           lc_peers_ctas(reducer->peers, rings->shape.slots));
+    if (span->capture)
+        lc_peers_keep(reducer->peers, LC_GRID_SUMS, ctas);
     if (one_shot)
-        return backend->lk_lines_all_reduce(rings, &how, list, n, ctas, stream);
+        return backend->lk_lines_all_reduce(rings, &how, list, n, ctas, span->stream);
     lc_sizing_note(&reducer->sizing, bytes / (how.wire == how.type ? 1 : 2) / rings->shape.ranks);
     return op->kind == LC_OP_REDUCE_SCATTER
-               ? backend->lk_rings_reduce_scatter(rings, &how, list, n, ctas, stream)
-               : backend->lk_rings_all_reduce(rings, &how, list, n, ctas, stream);
+               ? backend->lk_rings_reduce_scatter(rings, &how, list, n, ctas, span->stream)
+               : backend->lk_rings_all_reduce(rings, &how, list, n, ctas, span->stream);
 }
 
 /* A failure of ours after commit is an error at every rank: never a silent way around it. */
@@ -123,7 +125,7 @@ ncclResult_t lc_reduce_rings(struct lc_op *op, const struct lc_redop *redop,
         result = lc_verify_plain(reducer, op, &(struct lc_checked){ .captured = span.capture != 0 },
                                  real, &check);
     if (!err && result == ncclSuccess)
-        err = lc_rings_launch(op, redop, &buffers, 1, op->stream, &outcome);
+        err = lc_rings_launch(op, redop, &buffers, 1, &span, &outcome);
     if (!err && result == ncclSuccess)
         lc_verify_compare(reducer, &check, op, outcome);
     if (outcome == LC_RINGS_BF16 && op->kind == LC_OP_ALL_REDUCE)

@@ -11,11 +11,12 @@
 #include "kernels/rings.h"
 
 struct lc_comm;
+struct lc_span;
 
-/* Calls like `op` on a list of buffers, as one, on `stream`; choice LC_PATH_RINGS. *outcome says at the end how they
+/* Calls like `op` on a list of buffers, as one, on the span's stream; choice LC_PATH_RINGS. *outcome says at the end how they
  * really went. 0 or a result of the kernels library. */
 int lc_rings_launch(const struct lc_op *op, const struct lc_redop *redop,
-                    const struct lk_buffers *list, size_t n, cudaStream_t stream,
+                    const struct lk_buffers *list, size_t n, const struct lc_span *span,
                     enum lc_outcome *outcome);
 
 /* One all-reduce or reduce-scatter outside of a group. */

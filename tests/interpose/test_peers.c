@@ -225,6 +225,45 @@ static void exchanges_between_devices_get_the_rest_of_the_room(void)
     CHECK(lc_peers_exchange_ctas(&shared) == lc_peers_ctas(&shared, 8));
 }
 
+/* A graph stays as it was captured: those that come later get what it leaves, or nothing where that is too little. */
+static void graphs_of_one_communicator_leave_room_for_others(void)
+{
+    static struct lc_peers peers[4];
+
+    for (int n = 0; n < 4; n++) {
+        peers[n] = waiting((const int[]){ 1, 1 });
+        peers[n].rings.shape.channels = 64;
+        peers[n].facts.device = 7;
+        strcpy(peers[n].offers[1].gpu, "0000:65:00.0");
+    }
+    CHECK(lc_peers_take_room(&peers[0]));
+    lc_peers_keep(&peers[0], LC_GRID_EXCHANGES, 20); /* and 32 of sums */
+    lc_peers_keep(&peers[0], LC_GRID_EXCHANGES, 10);
+    CHECK(lc_peers_ctas(&peers[0], 8) == 32 && lc_peers_exchange_ctas(&peers[0]) == 64);
+    CHECK(lc_peers_take_room(&peers[1]));
+    CHECK(lc_peers_ctas(&peers[1], 8) == 23 &&
+          lc_peers_exchange_ctas(&peers[1]) == 24); /* of 99 - 52 */
+    CHECK(lc_peers_ctas(&peers[0], 8) <= 32 && lc_peers_exchange_ctas(&peers[0]) == 20);
+    CHECK(lc_peers_take_room(&peers[2]));
+    CHECK(lc_peers_ctas(&peers[2], 8) == 11 && lc_peers_ctas(&peers[1], 8) == 11);
+    CHECK(!lc_peers_take_room(&peers[3])); /* 15 for both kernels of each */
+    CHECK(lc_peers_ctas(&peers[1], 8) == 11);
+
+    lc_budget_leave(&peers[2].share);
+    lc_peers_keep(&peers[1], LC_GRID_SUMS, 17);
+    lc_budget_leave(&peers[0].share);
+    CHECK(lc_peers_ctas(&peers[1], 8) == 32 && lc_peers_exchange_ctas(&peers[1]) == 64);
+    CHECK(lc_peers_take_room(&peers[2]));
+    CHECK(lc_peers_ctas(&peers[2], 8) == 24 &&
+          lc_peers_exchange_ctas(&peers[2]) == 25); /* it keeps less than a half */
+    lc_budget_leave(&peers[2].share);
+    lc_peers_keep(&peers[1], LC_GRID_EXCHANGES, 64);
+    CHECK(!lc_peers_take_room(&peers[3])); /* of 99 - 96 */
+    lc_budget_leave(&peers[1].share);
+    CHECK(lc_peers_take_room(&peers[3]) && lc_peers_exchange_ctas(&peers[3]) == 64);
+    lc_budget_leave(&peers[3].share);
+}
+
 /* Fewer or more than is usual, but never more than there is room for. */
 static void the_job_says_how_much_a_call_may_take(void)
 {
@@ -264,6 +303,7 @@ int main(void)
     goes_on_when_all_is_well();
     kernels_of_all_communicators_find_room();
     exchanges_between_devices_get_the_rest_of_the_room();
+    graphs_of_one_communicator_leave_room_for_others();
     the_job_says_how_much_a_call_may_take();
     a_failure_between_two_looks_is_not_missed();
     a_failure_before_is_not_missed();

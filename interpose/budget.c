@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "interpose/budget.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stddef.h>
+
+#define DEVICES 64
+
+/* Guards the lists, and `kept` of their members. Nothing else is called under it. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct lc_share *members[DEVICES];
+
+/* Members of each device, and those that keep something. Written under the lock; relaxed elsewhere: a size of grids follows
+ * from them, which may differ between calls. */
+static atomic_uint n_members[DEVICES], n_keepers[DEVICES];
+
+static uint32_t kept_by(const struct lc_share *share)
+{
+    uint32_t sum = 0;
+
+    for (int grid = 0; grid < LC_GRIDS; grid++)
+        sum += share->kept[grid];
+    return sum;
+}
+
+void lc_budget_join(struct lc_share *share, int device)
+{
+    if (share->joined)
+        return;
+    share->device = (uint32_t)device % DEVICES;
+    share->joined = true;
+    (void)pthread_mutex_lock(&lock);
+    share->next = members[share->device];
+    members[share->device] = share;
+    atomic_fetch_add_explicit(&n_members[share->device], 1, memory_order_relaxed);
+    (void)pthread_mutex_unlock(&lock);
+}
+
+void lc_budget_leave(struct lc_share *share)
+{
+    struct lc_share **at = &members[share->device];
+
+    if (!share->joined)
+        return;
+    share->joined = false;
+    (void)pthread_mutex_lock(&lock);
+    while (*at != share)
+        at = &(*at)->next;
+    *at = share->next;
+    atomic_fetch_sub_explicit(&n_members[share->device], 1, memory_order_relaxed);
+    if (kept_by(share))
+        atomic_fetch_sub_explicit(&n_keepers[share->device], 1, memory_order_relaxed);
+    (void)pthread_mutex_unlock(&lock);
+}
+
+uint32_t lc_budget_members(const struct lc_share *share)
+{
+    return atomic_load_explicit(&n_members[share->device], memory_order_relaxed);
+}
+
+/* Of those who have no more than the others: what is left by the ones that keep more than this, which are found by and by. */
+static uint32_t equal_part(const struct lc_share *share, uint32_t room)
+{
+    uint32_t n = lc_budget_members(share), part = n ? room / n : room, before;
+
+    do {
+        uint32_t taken = 0, equal = n;
+
+        before = part;
+        for (const struct lc_share *other = members[share->device]; other; other = other->next) {
+            if (other == share || kept_by(other) <= part)
+                continue;
+            taken += kept_by(other);
+            equal--;
+        }
+        part = taken < room ? (room - taken) / (equal ? equal : 1) : 0;
+    } while (part < before);
+    return part;
+}
+
+uint32_t lc_budget_part(const struct lc_share *share, uint32_t room)
+{
+    uint32_t n = lc_budget_members(share), part, own;
+
+    if (!atomic_load_explicit(&n_keepers[share->device], memory_order_relaxed))
+        return room / (n ? n : 1);
+    (void)pthread_mutex_lock(&lock);
+    part = equal_part(share, room);
+    own = kept_by(share);
+    (void)pthread_mutex_unlock(&lock);
+    return part > own ? part : own;
+}
+
+void lc_budget_keep(struct lc_share *share, enum lc_grid grid, uint32_t ctas)
+{
+    (void)pthread_mutex_lock(&lock);
+    if (share->joined && ctas > share->kept[grid]) {
+        if (!kept_by(share))
+            atomic_fetch_add_explicit(&n_keepers[share->device], 1, memory_order_relaxed);
+        share->kept[grid] = ctas;
+    }
+    (void)pthread_mutex_unlock(&lock);
+}
