@@ -37,6 +37,22 @@ void lc_budget_join(struct lc_share *share, int device)
     (void)pthread_mutex_unlock(&lock);
 }
 
+/* Under the lock. */
+static void forget(struct lc_share *share)
+{
+    if (kept_by(share))
+        atomic_fetch_sub_explicit(&n_keepers[share->device], 1, memory_order_relaxed);
+    for (int grid = 0; grid < LC_GRIDS; grid++)
+        share->kept[grid] = 0;
+}
+
+void lc_budget_forget(struct lc_share *share)
+{
+    (void)pthread_mutex_lock(&lock);
+    forget(share);
+    (void)pthread_mutex_unlock(&lock);
+}
+
 void lc_budget_leave(struct lc_share *share)
 {
     struct lc_share **at = &members[share->device];
@@ -49,8 +65,7 @@ void lc_budget_leave(struct lc_share *share)
         at = &(*at)->next;
     *at = share->next;
     atomic_fetch_sub_explicit(&n_members[share->device], 1, memory_order_relaxed);
-    if (kept_by(share))
-        atomic_fetch_sub_explicit(&n_keepers[share->device], 1, memory_order_relaxed);
+    forget(share);
     (void)pthread_mutex_unlock(&lock);
 }
 

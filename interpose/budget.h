@@ -38,6 +38,9 @@ uint32_t lc_budget_members(const struct lc_share *share);
  * others' graphs leave none. */
 uint32_t lc_budget_part(const struct lc_share *share, uint32_t room);
 
+/* The communicator has ended, though what it has of the device cannot be given back yet: graphs of it run no more. */
+void lc_budget_forget(struct lc_share *share);
+
 /* A grid of so many CTAs has been captured. */
 void lc_budget_keep(struct lc_share *share, enum lc_grid grid, uint32_t ctas);
 

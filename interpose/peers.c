@@ -163,6 +163,7 @@ void lc_peers_detach(struct lc_peers *peers)
 {
     if (!peers || !peers->room)
         return;
+    lc_budget_forget(&peers->share);
     lc_room_echo_abort(peers->room, NULL);
     lc_room_withdraw_fd(peers->room);
     for (uint32_t c = 1; c <= LC_CHANGES; c++) {
@@ -380,10 +381,11 @@ static uint32_t room_on(const struct lc_peers *peers)
 static bool has_room(const struct lc_peers *peers)
 {
     uint32_t kernels = peers->sharers * peers->facts.kernels;
-    uint32_t equal = room_on(peers) / lc_budget_members(&peers->share);
-    uint32_t least = equal < kernels * CTAS_LEAST ? equal : kernels * CTAS_LEAST;
+    uint32_t part = lc_budget_part(&peers->share, room_on(peers));
+    uint32_t equal = room_on(peers) /
+                     lc_budget_members(&peers->share); /* others may have come since */
 
-    return kernels <= equal && lc_budget_part(&peers->share, room_on(peers)) >= least;
+    return kernels <= equal && (part >= kernels * CTAS_LEAST || part >= equal);
 }
 
 bool lc_peers_take_room(struct lc_peers *peers)
@@ -548,7 +550,8 @@ static const char *reason(const struct lc_peers *peers, int err)
 {
     switch (err) {
     case -EDQUOT: return "they are more than LOONGCOMM_STAGING_MAX leaves";
-    case -EBUSY: return "kernels of other ranks and communicators, captured graphs included, leave it no room on this GPU";
+    case -EBUSY:
+        return "kernels of other ranks and communicators, captured graphs included, leave it no room on this GPU";
     case -EXDEV: return "some ranks are on another machine than their host name says";
     case -ENOTSUP: return "the device or the kernels library cannot share memory";
     default: return err > 0 ? peers->backend->lk_error_text(err) : strerror(-err);
@@ -649,13 +652,16 @@ uint32_t lc_peers_ctas(const struct lc_peers *peers, uint32_t slots)
 uint32_t lc_peers_exchange_ctas(const struct lc_peers *peers)
 {
     uint32_t sums = lc_peers_ctas(peers, LK_SLOTS_MAX), share = share_of(peers);
-    uint32_t captured = peers->share.kept[LC_GRID_SUMS] / peers->sharers;
+    uint32_t beside = peers->share.kept[LC_GRID_SUMS] / peers->sharers; /* in a graph, perhaps */
 
+    if (beside < sums)
+        beside = sums;
+    if (beside >= share)
+        return 1;
     if (peers->sharers > 1 || share < 2 * sums)
-        return sums;
-    if (captured > sums && captured < share)
-        sums = captured;
-    return smallest(peers->rings.shape.channels, allowed(peers, EXCHANGE_CTAS_MOST), share - sums);
+        return sums < share - beside ? sums : share - beside;
+    return smallest(peers->rings.shape.channels, allowed(peers, EXCHANGE_CTAS_MOST),
+                    share - beside);
 }
 
 /* Beside a captured exchange sums may run, as large as beside one that is not. */

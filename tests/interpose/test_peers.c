@@ -264,6 +264,30 @@ static void graphs_of_one_communicator_leave_room_for_others(void)
     lc_budget_leave(&peers[3].share);
 }
 
+/* What is captured runs beside what is not; a communicator that has ended keeps nothing, be its memory still in use. */
+static void graphs_and_other_grids_of_a_communicator_share_its_part(void)
+{
+    static struct lc_peers peers[4];
+    static char room;
+
+    for (int n = 0; n < 4; n++) {
+        peers[n] = waiting((const int[]){ 1, 1 });
+        peers[n].rings.shape.channels = 64;
+        peers[n].facts.device = 8;
+        strcpy(peers[n].offers[1].gpu, "0000:65:00.0");
+        CHECK(lc_peers_take_room(&peers[n]));
+        if (n == 0)
+            lc_peers_keep(&peers[0], LC_GRID_SUMS, 32);
+    }
+    CHECK(lc_peers_exchange_ctas(&peers[0]) == 1); /* an equal part is 24 */
+    CHECK(lc_peers_ctas(&peers[3], 8) == 11 && lc_peers_exchange_ctas(&peers[3]) == 11);
+    peers[0].room = (struct lc_room *)&room;
+    lc_peers_detach(&peers[0]);
+    CHECK(lc_peers_ctas(&peers[3], 8) == 12 && lc_peers_exchange_ctas(&peers[3]) == 12);
+    for (int n = 0; n < 4; n++)
+        lc_budget_leave(&peers[n].share);
+}
+
 /* Fewer or more than is usual, but never more than there is room for. */
 static void the_job_says_how_much_a_call_may_take(void)
 {
@@ -304,6 +328,7 @@ int main(void)
     kernels_of_all_communicators_find_room();
     exchanges_between_devices_get_the_rest_of_the_room();
     graphs_of_one_communicator_leave_room_for_others();
+    graphs_and_other_grids_of_a_communicator_share_its_part();
     the_job_says_how_much_a_call_may_take();
     a_failure_between_two_looks_is_not_missed();
     a_failure_before_is_not_missed();
