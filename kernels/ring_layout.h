@@ -195,8 +195,9 @@ LK_INLINE uint64_t lk_tiles_in(const struct lk_ring_shape *s, uint64_t tiles, ui
 /* ---- messages of an exchange ----
  * A message has tiles of its own, of equal size, the last may be shorter. Tile k of a message from src to dst is carried by
  * the unit (LK_EXCHANGE, src, dst, channel (src + dst + k) % channels). A unit carries the tiles of messages in the order
- * of the messages, and those of one message in the order of k, or, in slots, of another one (lk_message_place). So both ends know it from the size of each message alone, and it does not matter which messages have
- * been put into one call at either end. That src + dst comes in spreads small messages to different ranks.
+ * of the messages, and those of one message in the order of k, or, in slots, of another one (lk_message_place). So both
+ * ends know it from the size of each message alone, and it does not matter which messages have been put into one call at
+ * either end. That src + dst comes in spreads small messages to different ranks.
  *
  * Short messages travel in lines, all others in slots; a unit numbers the tiles of both alike, and its credit counts both.
  * Tile n in lines lies in the unit's slot lk_short_slot(n) for lines, padded with zeros to a pack, and may be written when
