@@ -118,6 +118,10 @@ void lc_ways_drop(struct lc_ways_entrant *field, int n, double turns, bool *in);
 /* No way that is `in` can be what a profile would say, so more rounds are of no use to it. */
 bool lc_ways_hopeless(const struct lc_ways_entrant *field, int n, const bool *in);
 
+/* Where a profile is measured: more rounds would tell nothing, since no way that is `in` and that a tuner can give is better
+ * than it by more than 3 %, nor is it slower than the default, whatever the median ratios are between their bounds. */
+bool lc_ways_settled(const struct lc_ways_entrant *field, int n, const bool *in);
+
 /* The best of many is also the luckiest, so what a profile is held against is measured anew: marks the forced ways (at most
  * LC_WAYS_FINAL, none that is wide or what the profile does) that seem better than the profile, and the default, itself
  * again and the profile. False, and nobody is marked: nothing seems better than the profile. */

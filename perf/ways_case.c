@@ -359,8 +359,8 @@ static int rounds(struct context *c, const struct plan *plan, struct lc_deadline
             return err;
         more = round + 1 < LC_WAYS_LEAST || turns > 0;
         lc_ways_drop(c->field, c->n, turns, in);
-        /* Where a profile is measured, more rounds are of use to it alone. */
-        if (!c->job->options->profile && lc_ways_hopeless(c->field, c->n, in))
+        if (c->job->options->profile ? lc_ways_settled(c->field, c->n, in)
+                                     : lc_ways_hopeless(c->field, c->n, in))
             more = false;
     }
     return 0;

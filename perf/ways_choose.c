@@ -214,12 +214,19 @@ static void drop_last(struct lc_ways_entrant *field, int n, int most, bool *in)
     }
 }
 
-void lc_ways_drop(struct lc_ways_entrant *field, int n, double turns, bool *in)
+static int most_rounds(const struct lc_ways_entrant *field, int n, const bool *in)
 {
-    int round = 0;
+    int most = 0;
 
     for (int i = 0; i < n; i++)
-        round = in[i] && field[i].rounds > round ? field[i].rounds : round;
+        most = in[i] && field[i].rounds > most ? field[i].rounds : most;
+    return most;
+}
+
+void lc_ways_drop(struct lc_ways_entrant *field, int n, double turns, bool *in)
+{
+    int round = most_rounds(field, n, in);
+
     if (round < LOOK_ROUNDS)
         return;
     drop_clear(field, n, in);
@@ -257,6 +264,28 @@ static const struct lc_ways_entrant *find_kind(const struct lc_ways_entrant *fie
             return &field[i];
     }
     return NULL;
+}
+
+bool lc_ways_settled(const struct lc_ways_entrant *field, int n, const bool *in)
+{
+    const struct lc_ways_entrant *profile = find_kind(field, n, LC_WAY_PROFILE);
+    const struct lc_ways_entrant *dflt = find_kind(field, n, LC_WAY_DEFAULT);
+    double noise = lc_ways_noise(field, n), worst, low, high;
+
+    if (!profile || !dflt || most_rounds(field, n, in) < SURE_ROUNDS)
+        return false;
+    lc_ways_bounds(profile, noise, &worst, &high);
+    if (profile->choice != dflt->choice && worst < 1)
+        return false;
+    for (int i = 0; i < n; i++) {
+        if (!in[i] || is_fixed(&field[i]) || field[i].way->wide ||
+            field[i].choice == profile->choice)
+            continue;
+        lc_ways_bounds(&field[i], noise, &low, &high);
+        if (high > CLOSE * worst)
+            return false;
+    }
+    return true;
 }
 
 bool lc_ways_finalists(const struct lc_ways_entrant *field, int n, bool *in)

@@ -129,6 +129,46 @@ static void what_seems_better_than_a_profile_is_measured_anew(void)
     CHECK(!lc_ways_finalists(field, 3, in)); /* which it also does */
 }
 
+static struct lc_ways_entrant nine(const struct lc_way *way, double ratio, double off,
+                                   uint64_t choice)
+{
+    struct lc_ways_entrant e = { .way = way, .state = LC_WAY_MEASURED, .choice = choice };
+
+    for (e.rounds = 0; e.rounds < 9; e.rounds++)
+        e.ratio[e.rounds] = ratio * (1 + off * (e.rounds % 3 - 1));
+    return e;
+}
+
+static void rounds_end_where_a_profile_is_surely_no_worse(void)
+{
+    static const struct lc_way profile = { .kind = LC_WAY_PROFILE },
+                               wide = { .kind = LC_WAY_FORCED, .wide = true };
+    struct lc_ways_entrant field[] = {
+        nine(&fixed, 1, 0, 1),       nine(&profile, 1.2, 0.01, 2),
+        nine(&forced, 1.2, 0.01, 3),                            /* within 3 % of it, */
+        nine(&forced, 1.3, 0.01, 2), nine(&wide, 3, 0.01, 4),   /* itself, not to be had, */
+        nine(&forced, 1.5, 0.01, 5), nine(&forced, 1, 0.01, 6), /* dropped, far behind */
+    };
+    bool in[] = { true, true, true, true, true, false, true };
+
+    CHECK(lc_ways_settled(field, 7, in));
+    field[2] = nine(&forced, 1.23, 0.01, 3); /* its median may well be more than that */
+    CHECK(!lc_ways_settled(field, 7, in));
+    field[2] = nine(&forced, 1.2, 0.06, 3);
+    CHECK(!lc_ways_settled(field, 7, in));
+    in[2] = false;
+    CHECK(lc_ways_settled(field, 7, in));
+    field[1] = nine(&profile, 1.005, 0.03, 2); /* may be slower than the default, */
+    in[3] = in[6] = false;
+    CHECK(!lc_ways_settled(field, 7, in));
+    field[1].choice = 1; /* unless it is that */
+    CHECK(lc_ways_settled(field, 7, in));
+    for (int i = 0; i < 7; i++)
+        field[i].rounds = 8;
+    CHECK(!lc_ways_settled(field, 7, in));
+    CHECK(!lc_ways_settled(field, 1, in)); /* there is no profile */
+}
+
 static void median_is_between_bounds_that_outliers_do_not_move(void)
 {
     struct lc_ways_entrant field[] = {
@@ -237,6 +277,7 @@ int main(void)
     who_is_clearly_behind_goes_and_who_is_within_chance_stays();
     little_time_is_for_the_best();
     rounds_end_where_nobody_gains();
+    rounds_end_where_a_profile_is_surely_no_worse();
     what_seems_better_than_a_profile_is_measured_anew();
     median_is_between_bounds_that_outliers_do_not_move();
     each_communicator_counts_as_much();
