@@ -18,7 +18,7 @@ import sys
 import time
 
 sys.dont_write_bytecode = True
-SIZES = ["%d", "1k", "16k", "64k", "256k", "1m", "4m", "16m", "64m", "256m"]
+SIZES = ["8", "1k", "16k", "64k", "256k", "1m", "4m", "16m", "64m", "256m"]
 OPS = ("allreduce", "allgather", "reducescatter")
 PROTOCOLS = ("ll", "ll128", "simple")
 CHANNELS = (0, 1, 2, 4, 8)  # 0: NCCL's number; more than the communicator has are the same as fewer, and left out
@@ -27,9 +27,11 @@ COMMS = 2  # take turns: each has luck of its own
 MOST = .03  # that the profile may be behind the best of the sweep, or what equal sides differ by
 NOISY = .1  # where medians of equal sides differ by more, nothing is shown
 SHARES = {2: .65, 4: 1, 8: 1.55}  # of the time, by ranks: a call of eight takes three times as long
-JOB_S = (1, .45)  # what starting and ending a job cost, and more for each rank; three jobs a pair, and a short one
-AGAIN = .12  # of a pair's time, for the short one
-TUNE = .45  # of a pair's measuring is the profile's; the more rounds the sweep has, the less its own spread hides
+JOB_S = (1, .45)  # what starting and ending a job cost, and more for each rank; two jobs a pair, and short ones
+AGAIN = .2  # of a pair's time, for the short ones
+TUNE = .4  # of a pair's measuring is the profile's; the more rounds the sweep has, the less its own spread hides
+LOOKS = (2, 5)  # jobs that look again at what is not shown in the first one: at least, and at most
+LOOK_ROUNDS = 20  # that each of them should have time for
 
 
 def ways(op):
@@ -42,10 +44,9 @@ def ways(op):
     return ["%s/%s/%d" % way for way in combined] + ["wide:%s/%s/%d" % way for way in wide]
 
 
-def sizes(ranks, most):
+def sizes(ranks, wanted):
     """From 8 bytes on, or one element for each rank, which scattering takes."""
-    last = [size for size in SIZES if size != "256m"] if most == "64m" else SIZES
-    return ",".join(last) % max(8, 4 * ranks)
+    return [str(max(8, 4 * ranks)) if size == SIZES[0] else size for size in SIZES if size in wanted]
 
 
 def in_bytes(size):
@@ -87,24 +88,36 @@ class Pair:
 
     def tune(self, seconds):
         profile = self.name + ".profile"
+        missing = self.missing()
+        wanted = [size for size in sizes(self.ranks, SIZES) if any(size in own for own in missing.values())]
         if os.path.exists(profile):
-            return True
+            with open(profile + ".sizes") as f:
+                known = f.read().split(",")
+            if set(wanted) <= set(known):
+                return True
+            self.failure = profile
+            print("%s is of other sizes (%s): take another folder for %s" % (profile, ",".join(known), ",".join(wanted)))
+            return False
         command = [self.sweep.options.command, "tune", "--only", "nccl", "--keep", "--ranks", str(self.ranks),
-                   "--sizes", sizes(self.ranks, self.sweep.options.most), "--time", "%.3f" % (seconds / 60), "--out", profile + ".new"]
+                   "--sizes", ",".join(wanted), "--time", "%.3f" % (seconds / 60), "--out", profile + ".new"]
         if not self.call(command, self.name + ".tune.log", seconds + 60) or not os.path.exists(profile + ".new"):
             return False
+        with open(profile + ".sizes", "w") as f:
+            f.write(",".join(wanted))
         os.rename(profile + ".new", profile)
         return True
 
     def missing(self):
-        """{operation: sizes} that no job has measured yet, as the bench takes them."""
-        every = sizes(self.ranks, self.sweep.options.most).split(",")
-        if not os.path.exists(self.name + ".json"):
-            return {op: every for op in OPS}
-        document, fields = self.fields()
-        done = {(op, size) for op, size, _ in fields}
-        rest = {op: [size for size in every if (op, in_bytes(size)) not in done] for op in OPS}
-        return {op: own for op, own in rest.items() if own} if document["left"] else {}
+        """{operation: sizes} that are asked for and that no job has measured yet, as the bench takes them."""
+        done = set()
+        if os.path.exists(self.name + ".json"):
+            done = {(op, size) for op, size, _ in self.fields()[1]}
+        done |= {(row["op"], row["bytes"]) for row in self.sweep.stored if (row["net"], row["ranks"]) == (self.net, self.ranks)}
+        options = self.sweep.options
+        whole = 4 * self.ranks  # down to which the bench rounds
+        rest = {op: [size for size in sizes(self.ranks, options.sizes)
+                     if not any((op, in_bytes(size) - less) in done for less in range(whole))] for op in options.ops}
+        return {op: own for op, own in rest.items() if own}
 
     def measure(self, seconds):
         """What an earlier call had no time for, or all."""
@@ -146,36 +159,65 @@ class Pair:
         os.rename(result + ".new", result)
 
     def finished(self):
-        return not self.missing()
+        return not self.missing() and not self.to_look_at()
 
     def run(self, seconds):
-        """`seconds`: for all three jobs."""
-        begun, job_s = time.monotonic(), JOB_S[0] + JOB_S[1] * self.ranks
-        if os.path.exists(self.name + ".again.json"):  # of other figures than there will be
-            os.unlink(self.name + ".again.json")
-        if self.tune(max(TUNE * (seconds - 3 * job_s) + 1.5, 1) / .9):  # which takes .9 of it and two jobs' starting
-            left = seconds - (time.monotonic() - begun) - job_s
-            if self.measure(max(left - AGAIN * seconds - job_s, 1)):
-                self.measure_again(max(AGAIN * seconds, 1))
+        """`seconds`: for all jobs."""
+        end, job_s = time.monotonic() + seconds, JOB_S[0] + JOB_S[1] * self.ranks
+        if self.missing():
+            if not self.tune(max(TUNE * (seconds - 4 * job_s) + 1.5, 1) / .9):  # which takes .9 of it and two jobs' starting
+                return
+            if not self.measure(max(end - time.monotonic() - job_s - AGAIN * seconds, 1)):
+                return
+        at_least = 1 if self.sweep.options.rig else 2
+        while self.to_look_at() and end - time.monotonic() > job_s + at_least:
+            if not self.look_again(end - time.monotonic() - job_s):
+                break
 
-    def measure_again(self, seconds):
-        """What did not pass, with what was better there, in another job: all rounds of one job share its luck, and the best of
-        many ways is the luckiest one also by that."""
+    def looks(self):
+        """{(operation, bytes): what each of the jobs that looked again has of it}"""
+        found = {}
+        for name in sorted(glob.glob(glob.escape(self.name) + ".again.*.json")):
+            for op, size, field in self.fields(name[len(self.name):])[1]:
+                found.setdefault((op, size), []).append(field)
+        return found
+
+    def rows(self):
+        """[(row, its field of the first job, how many have looked again)]"""
+        if not os.path.exists(self.name + ".json"):
+            return []
         document, fields = self.fields()
-        cases, wanted = {}, {}
+        comms, looks, found = document.get("comms", 1), self.looks(), []
         for op, size, field in fields:
-            if is_whole(field) and not judge(op, size, field, document.get("comms", 1))["passed"]:
-                cases.setdefault(op, []).append(str(size))
-                wanted.setdefault(op, set()).update(better(field))
-        if not cases:
-            return
-        command = [self.sweep.options.bench, "ways", "--ranks", str(self.ranks), "--comms", str(COMMS), "--budget", "%.1f" % seconds,
-                   "--profile", self.name + ".profile", "--json", self.name + ".again.json"]
+            if is_whole(field):
+                row, own = judge(op, size, field, comms), looks.get((op, size), [])
+                found.append((judge_again(row, field, own, comms), field, len(own)))
+        return found
+
+    def to_look_at(self):
+        """What the first job has not shown is measured in others, with what was better there: all rounds of one job share its luck,
+        and the best of many ways is the luckiest one also by that. How many more depends on how far equal sides are apart in
+        them, and on nothing that they say of the profile."""
+        return [(row, field) for row, field, looks in self.rows() if row["open"] and (
+            looks < LOOKS[0] or (row["median_error"] > MOST and looks < LOOKS[1]))]
+
+    def look_again(self, seconds):
+        number = len(glob.glob(glob.escape(self.name) + ".again.*.json"))
+        name, cases, wanted, want_s = "%s.again.%d" % (self.name, number), {}, {}, 1
+        for row, field in self.to_look_at():
+            cases.setdefault(row["op"], []).append(str(row["bytes"]))
+            wanted.setdefault(row["op"], set()).update(better(field))
+            want_s += LOOK_ROUNDS * (3 + len(better(field))) * turn_s(row["default_us"])
+        command = [self.sweep.options.bench, "ways", "--ranks", str(self.ranks), "--comms", str(COMMS), "--budget", "%.1f" % min(seconds, want_s),
+                   "--profile", self.name + ".profile", "--json", name + ".new"]
         for op, own in cases.items():
             command += ["--case", "%s:%s" % (op, ",".join(own))]
             for way in sorted(wanted[op]):
                 command += ["--way", "%s:%s" % (op, way)]
-        self.call(command, self.name + ".again.log", seconds + 60)
+        if not self.call(command, name + ".log", seconds + 60):
+            return False
+        os.rename(name + ".new", name + ".json")
+        return True
 
     def fields(self, suffix=".json"):
         """[(operation, bytes, {way: record})]"""
@@ -203,11 +245,16 @@ def better(field):
     return [name for name in names if "/" in name]
 
 
-def median_error(rounds):
-    """By how much the median of as many rounds of equal sides is off, in 19 of 20 draws."""
-    source, n = random.Random(1), len(rounds)
-    medians = sorted(abs(statistics.median(source.choices(rounds, k=n)) - 1) for _ in range(400))
-    return medians[379]
+def turn_s(us):
+    """What a turn of calls that long takes in all, about."""
+    return .002 + (.002 if us < 1000 else 2 * us / 1e6)
+
+
+def median_error(*jobs):
+    """By how much the median of as many rounds of equal sides is off, in 19 of 20 draws; of several jobs, the mean of theirs."""
+    source = random.Random(1)
+    means = sorted(abs(statistics.mean(statistics.median(source.choices(rounds, k=len(rounds))) for rounds in jobs) - 1) for _ in range(400))
+    return means[379]
 
 
 def middle(ratios, comms):
@@ -252,30 +299,39 @@ def judge(op, size, field, comms=1):
     slower = 1 / tuned["median"] - 1 > error and not as_default
     short = behind > max(MOST, error) and not as_best
     loosely = ((1 / tuned["median"] - 1 <= spread or as_default) and (behind <= max(MOST, spread) or as_best))
+    decided = verdict(slower, short, error, as_default and as_best)
+    by_noise = (behind > MOST and not as_best) or (1 / tuned["median"] - 1 > MOST and not as_default)
     return {"op": op, "bytes": size, "default_us": field["default"]["median_us"], "default_choice": field["default"]["choice"],
             "again": again["median"], "spread": spread, "profile_us": field["profile"]["median_us"], "profile": tuned["median"],
             "profile_choice": choice, "best": best[0], "best_way": name, "behind_best": behind, "seemed_behind": seemed,
             "anew": bool(anew), "same_as_default": as_default, "allowed_behind": max(MOST, error), "wide_best": widest[0],
             "wide_way": widest[1], "rounds": len(again["rounds"]), "median_error": error, "passed_by_rounds": loosely,
-            "states": states, "slower": slower, "not_best": short, **verdict(slower, short, error, as_default and as_best)}
+            "states": states, "slower": slower, "not_best": short,
+            "open": by_noise or not decided["passed"], **decided}
 
 
-def judge_again(row, field, second, comms):
-    """What did not pass in one job, by the rounds of another one, in which nothing was chosen."""
-    if not is_whole(second):
+def judge_again(row, field, looks, comms):
+    """What the first job has not shown, by the rounds of others, in which nothing was chosen: each of those counts as much."""
+    looks = [look for look in looks if is_whole(look)]
+    if not row["open"] or not looks:
         return row
-    tuned, again = second["profile"]["ratio"], second["again"]["ratio"]
-    error = max(median_error(again["rounds"]), abs(again["median"] - 1))
-    rounds = {name: second[name]["ratio"]["rounds"] for name in ["default"] + better(field)  # also the few of one that was dropped
-              if second.get(name, {}).get("ratio")}
-    behind, name = max((middle([other / own for other, own in zip(rounds[name], tuned["rounds"])], comms) - 1, name)
-                       for name in rounds)
-    slower = 1 / tuned["median"] - 1 > error and not row["same_as_default"]
-    short = behind > max(MOST, error) and second["profile"]["choice"] != second[name]["choice"]
+    tuned, again = (statistics.mean(look[name]["ratio"]["median"] for look in looks) for name in ("profile", "again"))
+    error = max(median_error(*(look["again"]["ratio"]["rounds"] for look in looks)), abs(again - 1))
+    apart = {}
+    for look in looks:
+        for name in ["default"] + better(field):  # also the few rounds of one that was dropped
+            if look.get(name, {}).get("ratio"):
+                pairs = zip(look[name]["ratio"]["rounds"], look["profile"]["ratio"]["rounds"])
+                apart.setdefault(name, []).append(middle([other / own for other, own in pairs], comms) - 1)
+    behind, name = max((statistics.mean(own), name) for name, own in apart.items())
+    choice = looks[-1]["profile"]["choice"]
+    as_best = choice == next(look for look in looks if look.get(name, {}).get("ratio"))[name]["choice"]
+    slower = 1 / tuned - 1 > error and not row["same_as_default"]
+    short = behind > max(MOST, error) and not as_best
     return dict(row, first_job={key: row[key] for key in ("behind_best", "best_way", "profile", "again", "median_error")},
-                profile=tuned["median"], again=again["median"], median_error=error, behind_best=behind, best_way=name,
-                allowed_behind=max(MOST, error), rounds=len(tuned["rounds"]), slower=slower, not_best=short,
-                **verdict(slower, short, error, row["same_as_default"] and second["profile"]["choice"] == second[name]["choice"]))
+                profile=tuned, again=again, median_error=error, behind_best=behind, best_way=name, looks=len(looks),
+                allowed_behind=max(MOST, error), rounds=sum(len(look["profile"]["ratio"]["rounds"]) for look in looks),
+                slower=slower, not_best=short, **verdict(slower, short, error, row["same_as_default"] and as_best))
 
 
 def line(row):
@@ -285,8 +341,8 @@ def line(row):
                 row["profile_us"], row["profile"], row["profile_choice"], row["best"], row["best_way"],
                 100 * row["behind_best"], 100 * row["allowed_behind"],
                 " (measured anew, first %+.1f)" % (100 * row["seemed_behind"]) if row["anew"] else "", row["wide_best"], row["wide_way"], row["rounds"],
-                "same way as the default, " * row["same_as_default"] + ("another job than the first, whose best was %+.1f %%, " % (
-                    100 * row["first_job"]["behind_best"]) if "first_job" in row else ""), "pass" if row["passed"] else "UNDECIDED" if row["undecided"] else "FAIL", ": SLOWER THAN DEFAULT" * row["slower"] + ": NOT THE BEST" * row["not_best"]))
+                "same way as the default, " * row["same_as_default"] + ("%d other jobs than the first, whose best was %+.1f %%, " % (
+                    row["looks"], 100 * row["first_job"]["behind_best"]) if "first_job" in row else ""), "pass" if row["passed"] else "UNDECIDED" if row["undecided"] else "FAIL", ": SLOWER THAN DEFAULT" * row["slower"] + ": NOT THE BEST" * row["not_best"]))
 
 
 LOG_LINE = re.compile(r"NCCL INFO (\w+): (\d+) Bytes -> Algo (\w+) proto (\w+) channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\}")
@@ -318,10 +374,27 @@ def compare_log(document, found, channels):
     return seen, missing
 
 
+def key(row):
+    return row["net"], row["ranks"], row["op"], row["bytes"]
+
+
+def stored(paths):
+    """Rows of earlier runs, each with the name of its file; of two that are of one size, the later file's."""
+    rows = {}
+    for path in paths:
+        with open(path) as f:
+            document = json.load(f)
+        if document.get("schema") != "loongcomm.sweep/1":
+            raise SystemExit("%s is no document of a sweep (tune_sweep.json)" % path)
+        rows.update((key(row), dict(row, **{"from": row.get("from", os.path.basename(path))})) for row in document["rows"])
+    return list(rows.values())
+
+
 class Sweep:
     def __init__(self, options):
         self.options = options
         self.end = time.monotonic() + options.seconds
+        self.stored = stored(options.having)
         self.pairs = [Pair(self, net, int(ranks)) for ranks in options.ranks.split(",") for net in options.nets.split(",")]
         self.out = []
 
@@ -333,11 +406,11 @@ class Sweep:
         """Those that have no file yet share the time by their ranks."""
         if self.options.again:
             for pair in self.pairs:
-                for suffix in (".json", ".again.json", ".profile"):
-                    if os.path.exists(pair.name + suffix):
-                        os.unlink(pair.name + suffix)
+                for name in [pair.name + ".json", pair.name + ".profile"] + glob.glob(glob.escape(pair.name) + ".again.*.json"):
+                    if os.path.exists(name):
+                        os.unlink(name)
         waiting = [pair for pair in self.pairs if not pair.finished()]
-        if waiting and not self.options.rig:
+        if waiting and not self.options.rig and not self.options.having:  # else an earlier run has looked
             waiting[0].check(2)
         least = min(60, self.options.seconds / 2) if not self.options.rig else 1
         while waiting:
@@ -371,38 +444,40 @@ class Sweep:
             document["machine"]["ranks"], min(channels), max(channels), seen - len(missing), seen,
             "; not: " + ", ".join(missing) if missing else ""))
 
+    def join(self, rows):
+        """With those of earlier runs, which were not measured."""
+        own = {key(row) for row in rows}
+        for name in sorted({row["from"] for row in self.stored}):
+            theirs = [row for row in self.stored if row["from"] == name and key(row) not in own]
+            self.say("%s: %d sizes, %d of them passed" % (name, len(theirs), sum(row["passed"] for row in theirs)))
+            rows = rows + theirs
+        return rows
+
     def report(self):
         rows, wide = [], 0
         self.report_check()
         for pair in self.pairs:
             if not os.path.exists(pair.name + ".json"):
                 continue
-            document, fields = pair.fields()
-            second = {}
-            if os.path.exists(pair.name + ".again.json"):
-                second = {(op, size): field for op, size, field in pair.fields(".again.json")[1]}
+            document = pair.fields()[0]
             self.say("%s, %d ranks: %d channels, wide %d; %d sizes left" % (
-                pair.net, pair.ranks, document["channels"], document["wide_channels"], document["left"]))
-            for field in fields:
-                if not is_whole(field[2]):
-                    continue
-                row = judge(*field, document.get("comms", 1))
-                if not row["passed"] and field[:2] in second:
-                    row = judge_again(row, field[2], second[field[:2]], document.get("comms", 1))
+                pair.net, pair.ranks, document["channels"], document["wide_channels"], sum(map(len, pair.missing().values()))))
+            for row, _, _ in pair.rows():
                 self.say(line(row))
                 wide += row["wide_best"] > row["best"] * (1 + row["allowed_behind"])
                 rows.append(dict(row, net=pair.net, ranks=pair.ranks, machine=document["machine"]["gpu"],
                                  nccl=document["machine"]["nccl"], channels=document["channels"]))
-        passed, undecided = (sum(row[key] for row in rows) for key in ("passed", "undecided"))
+        rows = self.join(rows)
+        passed, undecided = (sum(row.get(word, False) for row in rows) for word in ("passed", "undecided"))
         undone = ["%s-%d" % (pair.net, pair.ranks) for pair in self.pairs if not pair.finished()]
         self.say("profile slower than the default at %d sizes, behind the best by more than 3 %% at %d, beyond what medians of equal "
                  "sides differ by; a communicator with more channels would be faster still at %d" % (
                      sum(row["slower"] for row in rows), sum(row["not_best"] for row in rows), wide))
         self.say("by what single rounds of equal sides differ: %d of %d would pass; default and profile are the same way at %d; "
                  "at %d something seemed better than the profile and was measured anew" % (
-                     sum(row["passed_by_rounds"] for row in rows), len(rows), sum(row["same_as_default"] for row in rows),
-                     sum(row["anew"] for row in rows)))
-        self.say("%d did not pass in the job that chose the best, and were measured in another one" % (
+                     sum(row.get("passed_by_rounds", row["passed"]) for row in rows), len(rows), sum(row["same_as_default"] for row in rows),
+                     sum(row.get("anew", False) for row in rows)))
+        self.say("%d were not shown by the job that chose the best, and were measured in others" % (
             sum("first_job" in row for row in rows)))
         self.say("pairs left: %s" % (", ".join(undone) or "none"))
         self.say("%d undecided: medians of equal sides differ by more than %.0f %%" % (undecided, 100 * NOISY))
@@ -415,6 +490,15 @@ class Sweep:
         return 1 if passed + undecided < len(rows) or not rows or failed else 0
 
 
+def words(known):
+    def parse(text):
+        asked = text.split(",")
+        if not set(asked) <= set(known):
+            raise argparse.ArgumentTypeError("not of %s: %s" % (",".join(known), text))
+        return [word for word in known if word in asked]
+    return parse
+
+
 def main(argv):
     parser = argparse.ArgumentParser(usage=__doc__)
     for name in ("logs", "bench", "command", "net"):
@@ -422,7 +506,9 @@ def main(argv):
     parser.add_argument("seconds", type=float)
     parser.add_argument("--ranks", default="2,8,4")
     parser.add_argument("--nets", default="sockets,plugin")
-    parser.add_argument("--most", default="256m", choices=("64m", "256m"))
+    parser.add_argument("--ops", type=words(OPS), default=OPS)
+    parser.add_argument("--sizes", type=words(SIZES), default=SIZES)
+    parser.add_argument("--having", action="append", default=[], metavar="FILE")
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--rig", action="store_true")
     sweep = Sweep(parser.parse_args(argv))
