@@ -280,7 +280,7 @@ LK_INLINE uint32_t lk_message_first(const struct lk_ring_shape *s, uint32_t src,
 LK_INLINE uint32_t lk_message_place(const struct lk_ring_shape *s, uint32_t tiles, uint32_t first,
                                     uint32_t tile)
 {
-    uint32_t rounds = tiles / s->channels;                           /* full ones */
+    uint32_t rounds = tiles / s->channels;                          /* full ones */
     uint32_t all = rounds + (first < tiles - rounds * s->channels); /* tiles of the channel */
     uint32_t i = (tile - first) / s->channels + all * first / s->channels;
     uint32_t round = i < all ? i : i - all;

@@ -14,6 +14,7 @@
 #define LC_PERF_BENCH_H
 
 #include "common/deadline.h"
+#include "perf/results.h"
 
 #include <nccl.h>
 #include <stdatomic.h>
@@ -63,6 +64,7 @@ struct lc_bench_case {
     bool sendrecv; /* all-to-all as a group of sends and receives */
     bool mask;     /* libloongcomm.so is told which rows of an all-to-all are not zero */
     int tensors;   /* all-reduce as a group of so many, of equal size but for the last */
+    int experts;   /* of a chunk, where it has 4 rows for each: lc_bench_rows */
     unsigned bits; /* significant bits of a sum, at most */
     uint64_t seed;
     bool unchecked; /* buffers of zeros, no result is checked */
@@ -86,6 +88,7 @@ struct lc_bench_options {
     bool sendrecv;
     bool mask;
     int tensors;
+    int experts;
     unsigned bits;
     double budget_s;
     double settle_s;
@@ -176,7 +179,8 @@ struct lc_bench_rows {
     size_t capacity; /* rows per expert; the last expert may have fewer */
 };
 
-void lc_bench_rows_layout(size_t bytes, struct lc_bench_rows *out);
+void lc_bench_rows_layout(const struct lc_bench_case *kase, size_t bytes,
+                          struct lc_bench_rows *out);
 size_t lc_bench_rows_live(const struct lc_bench_case *kase, const struct lc_bench_rows *rows,
                           int src, int dst, size_t expert);
 double lc_bench_live_share(const struct lc_bench_case *kase, int ranks); /* what was really drawn */

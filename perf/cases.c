@@ -110,6 +110,7 @@ static int add_dtype(const struct lc_bench_options *options, int ranks, int dtyp
         .sendrecv = options->sendrecv,
         .mask = options->mask,
         .tensors = options->tensors,
+        .experts = options->experts,
         .bits = options->bits,
         .seed = options->seed,
     };
@@ -168,13 +169,15 @@ void lc_bench_size_text(size_t bytes, char *text, size_t size)
 void lc_bench_case_text(const struct lc_bench_case *kase, char *text, size_t size)
 {
     char bytes[32];
-    char group[32] = "";
+    char group[32] = "", experts[32] = "";
 
     lc_bench_size_text(kase->bytes, bytes, sizeof(bytes));
     if (kase->tensors > 1)
         snprintf(group, sizeof(group), " in %d tensors", kase->tensors);
-    snprintf(text, size, "%s %s%s %s live %g%s%s%s%s", lc_bench_op_names[kase->op], bytes, group,
-             lc_bench_dtypes[kase->dtype].name, kase->live, kase->inplace ? " in place" : "",
-             kase->sendrecv ? " by send/recv" : "", kase->mask ? " with a mask" : "",
-             kase->graph ? " in a graph" : "");
+    if (kase->experts != LC_BENCH_EXPERTS)
+        snprintf(experts, sizeof(experts), " of %d experts", kase->experts);
+    snprintf(text, size, "%s %s%s %s live %g%s%s%s%s%s", lc_bench_op_names[kase->op], bytes, group,
+             lc_bench_dtypes[kase->dtype].name, kase->live, experts,
+             kase->inplace ? " in place" : "", kase->sendrecv ? " by send/recv" : "",
+             kase->mask ? " with a mask" : "", kase->graph ? " in a graph" : "");
 }

@@ -33,15 +33,15 @@ static size_t min_size(size_t a, size_t b)
     return a < b ? a : b;
 }
 
-void lc_bench_rows_layout(size_t bytes, struct lc_bench_rows *out)
+void lc_bench_rows_layout(const struct lc_bench_case *kase, size_t bytes, struct lc_bench_rows *out)
 {
-    size_t row = 4096;
+    size_t row = 4096, experts = (size_t)kase->experts;
 
     while (row > 64 && bytes < 16 * row)
         row /= 2;
     out->row_bytes = row;
     out->rows = (bytes + row - 1) / row;
-    out->experts = out->rows >= 16 ? 4 : 1;
+    out->experts = experts > 0 && out->rows >= 4 * experts ? experts : 1;
     out->capacity = (out->rows + out->experts - 1) / out->experts;
 }
 
@@ -78,7 +78,7 @@ double lc_bench_live_share(const struct lc_bench_case *kase, int ranks)
     struct lc_bench_rows rows;
     size_t live = 0;
 
-    lc_bench_rows_layout(chunk_bytes(kase, ranks), &rows);
+    lc_bench_rows_layout(kase, chunk_bytes(kase, ranks), &rows);
     for (int src = 0; src < ranks; src++) {
         for (int dst = 0; dst < targets; dst++) {
             for (size_t e = 0; e < rows.experts; e++)
@@ -118,7 +118,7 @@ static void fill_chunk(const struct lc_bench_case *kase, int ranks, int src, int
     struct lc_bench_rows rows;
 
     memset(chunk, 0, bytes);
-    lc_bench_rows_layout(bytes, &rows);
+    lc_bench_rows_layout(kase, bytes, &rows);
     for (size_t e = 0; e < rows.experts; e++) {
         size_t first = e * rows.capacity;
         size_t live = lc_bench_rows_live(kase, &rows, src, dst, e);
@@ -136,7 +136,7 @@ size_t lc_bench_fill_mask(const struct lc_bench_case *kase, int ranks, int rank,
     size_t bytes = chunk_bytes(kase, ranks);
     struct lc_bench_rows rows;
 
-    lc_bench_rows_layout(bytes, &rows);
+    lc_bench_rows_layout(kase, bytes, &rows);
     if (bytes % rows.row_bytes)
         return 0;
     for (int dst = 0; bits && dst < ranks; dst++) {
@@ -194,7 +194,7 @@ static void fill_sum(const struct lc_bench_case *kase, int ranks, int first, int
     struct lc_bench_rows rows;
 
     memset(out, 0, kase->bytes);
-    lc_bench_rows_layout(kase->bytes, &rows);
+    lc_bench_rows_layout(kase, kase->bytes, &rows);
     for (size_t r = 0; r < rows.rows; r++) {
         size_t begin = r * rows.row_bytes / dtype->size;
         size_t end = min_size(begin + rows.row_bytes / dtype->size, kase->bytes / dtype->size);

@@ -24,6 +24,7 @@ static const char usage_text[] =
     "                               k, m, g (64k,1m,4m,16m)\n"
     "  --types LIST                 f32 bf16 f16 f64 f8e4m3 f8e5m2 i8 u8 i32 u32 i64 u64 (f32)\n"
     "  --live LIST                  shares of rows that are not zero (1.0,0.4,0.25,0.1)\n"
+    "  --experts N                  runs of such rows that a rank gets from each other one (4)\n"
     "  --ranks N                    ranks (as many as GPUs, at least 2)\n"
     "  --variants LIST              nccl, loongcomm (both)\n"
     "  --inplace                    all-reduce within one buffer\n"
@@ -51,6 +52,7 @@ enum option_id {
     OPT_SIZES = 256,
     OPT_TYPES,
     OPT_LIVE,
+    OPT_EXPERTS,
     OPT_RANKS,
     OPT_VARIANTS,
     OPT_INPLACE,
@@ -78,6 +80,7 @@ static const struct option long_options[] = {
     {"sizes",       required_argument, NULL, OPT_SIZES     },
     { "types",      required_argument, NULL, OPT_TYPES     },
     { "live",       required_argument, NULL, OPT_LIVE      },
+    { "experts",    required_argument, NULL, OPT_EXPERTS   },
     { "ranks",      required_argument, NULL, OPT_RANKS     },
     { "variants",   required_argument, NULL, OPT_VARIANTS  },
     { "inplace",    no_argument,       NULL, OPT_INPLACE   },
@@ -305,6 +308,7 @@ static int parse_one(int id, const char *text, struct lc_bench_options *o)
                               &o->n_dtypes);
     case OPT_LIVE:
         return count_or_error(lc_bench_parse_lives(text, o->lives, LC_BENCH_MAX_LIST), &o->n_lives);
+    case OPT_EXPERTS: return parse_int(text, 1, &o->experts);
     case OPT_RANKS:
         err = parse_int(text, 2, &o->ranks);
         return err || o->ranks > LC_BENCH_MAX_RANKS ? -EINVAL : 0;
@@ -363,6 +367,7 @@ int lc_bench_options_parse(int argc, char **argv, struct lc_bench_options *out)
         .warmup = -1,
         .variants = {true, true},
         .tensors = 1,
+        .experts = LC_BENCH_EXPERTS,
         .bits = 20,
         .budget_s = 60,
         .timeout_s = 60,

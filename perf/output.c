@@ -169,6 +169,7 @@ static void write_record(struct lc_bench_output *output, const struct lc_bench_c
     lc_json_key_bool(json, "sendrecv", kase->sendrecv);
     lc_json_key_bool(json, "mask", kase->mask);
     lc_json_key_int(json, "tensors", kase->tensors);
+    lc_json_key_int(json, "experts", kase->experts);
     lc_json_key_string(json, "variant", lc_bench_side_name(output->bench->options, variant));
     lc_json_key_double(json, "median_us", f->median);
     lc_json_key_double(json, "p10_us", f->p10);

@@ -84,13 +84,15 @@ static const char *flag_text(const cJSON *item, const char *key)
 
 static void name_case(const cJSON *item, struct lc_result *out)
 {
-    char group[32] = "";
+    char group[32] = "", experts[32] = "";
 
     if (out->tensors > 1)
         snprintf(group, sizeof(group), " in %.0f tensors", out->tensors);
+    if (out->experts != LC_BENCH_EXPERTS)
+        snprintf(experts, sizeof(experts), " of %.0f experts", out->experts);
     snprintf(out->key, sizeof(out->key),
-             "%.20s %.0f bytes%s %.20s, %.0f ranks, live %g %s %s %s %s", out->op, out->bytes,
-             group, out->dtype, out->ranks, out->live, flag_text(item, "inplace"),
+             "%.20s %.0f bytes%s %.20s, %.0f ranks, live %g%s %s %s %s %s", out->op, out->bytes,
+             group, out->dtype, out->ranks, out->live, experts, flag_text(item, "inplace"),
              flag_text(item, "graph"), flag_text(item, "sendrecv"), flag_text(item, "mask"));
     for (size_t end = strlen(out->key); end > 0 && out->key[end - 1] == ' '; end--)
         out->key[end - 1] = '\0';
@@ -102,7 +104,10 @@ static int read_key(const cJSON *item, struct lc_result *out)
     const char *dtype = get_text(item, "dtype");
 
     out->tensors = 1;
+    out->experts = LC_BENCH_EXPERTS;
     if (cJSON_HasObjectItem(item, "tensors") && get_number(item, "tensors", 1, 1e9, &out->tensors))
+        return -EINVAL;
+    if (cJSON_HasObjectItem(item, "experts") && get_number(item, "experts", 1, 1e6, &out->experts))
         return -EINVAL;
     if (!op || !dtype || get_number(item, "bytes", 1, 0x1p60, &out->bytes) ||
         get_number(item, "ranks", 1, 1e6, &out->ranks) ||

@@ -4,14 +4,16 @@
 #ifndef LC_PERF_RESULTS_H
 #define LC_PERF_RESULTS_H
 
+#define LC_BENCH_EXPERTS 4 /* of a case that does not say it */
+
 #ifdef LC_HAVE_CJSON
 #include <cjson/cJSON.h>
 
 /* One case that was measured with and without loongcomm in turns. */
 struct lc_result {
-    char key[160]; /* the case in words, the same in all files */
+    char key[192]; /* the case in words, the same in all files */
     char op[64], dtype[64];
-    double bytes, ranks, live, tensors;
+    double bytes, ranks, live, tensors, experts;
     double median, p10, p90; /* of the ratio nccl / loongcomm */
     double us;               /* median time with loongcomm; 0: not given */
 };

@@ -430,7 +430,10 @@ static void channels_share_what_repeats(void)
 {
     static const struct lk_ring_shape shape = { .ranks = 2, .channels = 64, .slots = 1 };
     static const uint32_t periods[] = { 8, 16, 32, 64, 80, 160, 256, 320, 512, 1024, 2048, 4096 };
-    enum { TILES = 8192, TILE = 32 };
+    enum {
+        TILES = 8192,
+        TILE = 32
+    };
 
     for (size_t i = 0; i < sizeof(periods) / sizeof(*periods); i++) {
         uint32_t most = 0, live = periods[i] / 4;

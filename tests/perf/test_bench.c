@@ -15,6 +15,7 @@ static struct lc_bench_case make_case(enum lc_bench_op op, const char *dtype, si
         .dtype = lc_bench_dtype_find(dtype),
         .bytes = bytes,
         .live = live,
+        .experts = LC_BENCH_EXPERTS,
         .bits = 20,
         .seed = 7,
     };
@@ -122,7 +123,7 @@ static void check_chunk(const struct lc_bench_case *kase, int src, int dst,
 {
     struct lc_bench_rows rows;
 
-    lc_bench_rows_layout(bytes, &rows);
+    lc_bench_rows_layout(kase, bytes, &rows);
     CHECK(rows.rows * rows.row_bytes >= bytes && (rows.rows - 1) * rows.row_bytes < bytes);
     for (size_t r = 0; r < rows.rows; r++) {
         size_t at = r * rows.row_bytes;
@@ -153,6 +154,8 @@ static void experts_have_live_rows_first(void)
             struct lc_bench_case kase = make_case(LC_BENCH_ALLTOALL, "u8", sizes[s], live / 10.0);
 
             check_buffer(&kase);
+            kase.experts = 12;
+            check_buffer(&kase);
         }
     }
 }
@@ -176,7 +179,7 @@ static void experts_differ_in_popularity(void)
     size_t low = SIZE_MAX;
     size_t high = 0;
 
-    lc_bench_rows_layout(kase.bytes / 8, &rows);
+    lc_bench_rows_layout(&kase, kase.bytes / 8, &rows);
     for (size_t i = 0; i < 8 * rows.experts; i++) {
         size_t live = lc_bench_rows_live(&kase, &rows, 3, (int)(i / rows.experts),
                                          i % rows.experts);
