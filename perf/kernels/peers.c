@@ -34,9 +34,9 @@
 
 #define SKIP       77
 #define ROW_VALUES (ROW_BYTES / 4)
-#define ROWS       20  /* the first zero_rows of so many are zeros; values repeat after them */
+#define ROWS       20  /* of which the first zero_rows are zeros; values repeat after them */
 #define TOGETHER   400 /* in a row, where zeros are: 32 MB to an expert */
-#define PERIOD(c)  ((size_t)ROW_VALUES * ROWS * together(c))
+#define PERIOD(c)  ((size_t)ROW_VALUES * rows_of(c) * together(c))
 #define MASK_BYTES 8192              /* a bit for each row of 256 MB */
 #define CHECKED    ((size_t)8 << 20) /* bytes at either end that are looked at */
 #define MB         ((size_t)1 << 20)
@@ -78,6 +78,8 @@ static const struct bench_case cases[] = {
     { "all-to-all 256 MB, 75 % 0 masked", 256 * MB, LK_FP32, LK_FP32, LK_KIND_EXCHANGE, .zero_rows = 15, .masked = true },
     { "all-to-all 256 MB, 90 % 0 masked", 256 * MB, LK_FP32, LK_FP32, LK_KIND_EXCHANGE, .zero_rows = 18, .masked = true },
     { "all-to-all 256 MB, 90 % 0 together, masked", 256 * MB, LK_FP32, LK_FP32, LK_KIND_EXCHANGE, .zero_rows = 18, .together = true, .masked = true },
+    { "all-to-all 256 MB, 75 % 0, experts of 256 KB", 256 * MB, LK_FP32, LK_FP32, LK_KIND_EXCHANGE, .zero_rows = 48, .rows = 64 },
+    { "all-to-all 256 MB, 75 % 0, experts of 256 KB, masked", 256 * MB, LK_FP32, LK_FP32, LK_KIND_EXCHANGE, .zero_rows = 48, .rows = 64, .masked = true },
 };
 /* clang-format on */
 #define CASES ((int)(sizeof(cases) / sizeof(*cases)))
@@ -137,6 +139,11 @@ static size_t together(const struct bench_case *c)
     return c->together ? TOGETHER / shrink + 1 : 1;
 }
 
+static size_t rows_of(const struct bench_case *c)
+{
+    return c->rows ? c->rows : ROWS;
+}
+
 static float value_of(const struct bench_case *c, uint32_t rank, size_t i)
 {
     if (i / ROW_VALUES / together(c) < c->zero_rows)
@@ -187,7 +194,7 @@ static void fill_mask(const struct bench_case *c, struct rank *r)
     if (rows > (size_t)MASK_BYTES * 8)
         exit(1);
     for (size_t row = 0; row < rows; row++)
-        if (row / together(c) % ROWS >= c->zero_rows)
+        if (row / together(c) % rows_of(c) >= c->zero_rows)
             bits[row / 32] |= UINT32_C(1) << row % 32;
     move(r->mask, bits, sizeof(bits));
 }

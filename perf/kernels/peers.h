@@ -25,7 +25,8 @@ struct bench_case {
     size_t bytes; /* of data, a rank */
     enum lk_type type, wire;
     enum lk_variant_kind kind;
-    uint32_t zero_rows; /* of ROWS */
+    uint32_t zero_rows; /* of `rows` */
+    uint32_t rows;      /* 0: ROWS */
     bool together;      /* many of them one behind another, then as many others */
     bool masked;        /* the call is told which they are */
 };

@@ -40,9 +40,9 @@
 #define GRAPH_CALLS    20
 #define LIST           500
 #define LIST_ALIGNMENT 512
-#define PERIOD         4096 /* source values repeat after so many elements */
 #define BLOCK \
-    256 /* of which so many are zero together: no less than a granule, whatever the wire */
+    256 /* elements that are zero or not together: no less than a granule, whatever the wire */
+#define EXPERT 4096 /* the same where rows of experts lie together: a tile */
 
 struct library {
     __typeof__(lk_backend) *backend;
@@ -64,9 +64,10 @@ struct bench_case {
     enum lk_type type, wire;
     bool lines; /* one-shot, in a graph of GRAPH_CALLS, per call */
     bool list;
-    uint32_t zero_blocks; /* of 16 */
+    uint32_t zero_blocks; /* of 16, after which values repeat */
     double bound_us;      /* to be reached with two ranks and 32 CTAs; 0: none */
     bool exchange;        /* an all-to-all of the bytes, the own part included */
+    bool experts;         /* blocks are as large as EXPERT says */
 };
 
 /* clang-format off */
@@ -89,6 +90,7 @@ static const struct bench_case cases[] = {
     { "all-to-all 256 MB, 15/16 zeros", 256U << 20, LK_FP32, LK_FP32, false, false, 15, 0, true },
     { "all-to-all 16 MB", 16U << 20, LK_FP32, LK_FP32, false, false, 0, 0, true },
     { "all-to-all 1 MB", 1U << 20, LK_FP32, LK_FP32, false, false, 0, 0, true },
+    { "all-to-all 256 MB, 12/16 zeros, experts of 256 KB", 256U << 20, LK_FP32, LK_FP32, false, false, 12, 0, true, true },
 };
 /* clang-format on */
 
@@ -162,12 +164,24 @@ static void *device_alloc(size_t bytes)
 
 /* ---- values: small integers, of which every sum is exact in each type ---- */
 
-/* Sums of all ranks stay below 128: exact in bf16. The first blocks of a period are zero on all ranks. */
-static float value_of(uint32_t rank, size_t i, uint32_t zero_blocks)
+/* Elements. */
+static size_t block_of(const struct bench_case *c)
 {
-    if (i % PERIOD / BLOCK < zero_blocks)
+    return c->experts ? EXPERT : BLOCK;
+}
+
+/* Values repeat after so many elements. */
+static size_t period_elements(const struct bench_case *c)
+{
+    return 16 * block_of(c);
+}
+
+/* Of element `i` of a period. Sums of all ranks stay below 128: exact in bf16. The first blocks are zero on all ranks. */
+static float value_of(const struct bench_case *c, uint32_t rank, size_t i)
+{
+    if (i / block_of(c) < c->zero_blocks)
         return 0;
-    return (float)((i % PERIOD * 7 + (size_t)rank * 3) % (128 / bench.ranks));
+    return (float)((i * 7 + (size_t)rank * 3) % (128 / bench.ranks));
 }
 
 static void encode(enum lk_type type, float x, uint8_t *p)
@@ -192,24 +206,29 @@ static size_t size_of(enum lk_type type)
 static uint8_t *period_of(const struct bench_case *c, uint32_t rank)
 {
     size_t each = size_of(c->type);
-    uint8_t *values = malloc(PERIOD * each);
+    uint8_t *values = malloc(period_elements(c) * each);
 
     if (!values)
         exit(1);
-    for (size_t i = 0; i < PERIOD; i++) {
+    for (size_t i = 0; i < period_elements(c); i++) {
         float x = 0;
 
         for (uint32_t r = 0; r < bench.ranks; r++)
             if (rank == r || rank == bench.ranks)
-                x += value_of(r, i, c->zero_blocks);
+                x += value_of(c, r, i);
         encode(c->type, x, values + i * each);
     }
     return values;
 }
 
+static size_t period_bytes(const struct bench_case *c)
+{
+    return period_elements(c) * size_of(c->type);
+}
+
 static void fill(uint32_t rank, const struct bench_case *c, size_t bytes)
 {
-    size_t period = PERIOD * size_of(c->type), done = period < bytes ? period : bytes;
+    size_t period = period_bytes(c), done = period < bytes ? period : bytes;
     uint8_t *values = period_of(c, rank);
 
     if (cuda)
@@ -260,7 +279,7 @@ static bool repeats(const uint8_t *got, size_t bytes, const uint8_t *want, size_
 /* Of the list; between its tensors there is nothing. */
 static bool right_list(uint32_t rank, const uint8_t *got, const struct row *row)
 {
-    size_t period = PERIOD * size_of(row->c->type);
+    size_t period = period_bytes(row->c);
     uint8_t *want = period_of(row->c, bench.ranks);
     bool good = true;
 
@@ -278,7 +297,7 @@ static bool right_list(uint32_t rank, const uint8_t *got, const struct row *row)
 static bool right(uint32_t rank, const struct row *row)
 {
     const struct bench_case *c = row->c;
-    size_t period = PERIOD * size_of(c->type), part = c->exchange ? part_of(row) : row->bytes;
+    size_t period = period_bytes(c), part = c->exchange ? part_of(row) : row->bytes;
     const uint8_t *got = cuda ? bench.fetched : bench.out[rank];
     bool good = true;
 
