@@ -83,7 +83,8 @@ end=$((SECONDS + ${3:-170}))
 
 measured large "" --budget 8 --sizes 16M,256M
 measured masked "" --mask --budget 4 --sizes 256M --live 0.4,0.25,0.1
-beside kernels-zeros 10,11,4,28,29,30,31,32,33,34 --ctas 64 --rounds 3
+measured experts "" --experts 512 --budget 4 --sizes 256M --live 0.4,0.25,0.1
+beside kernels-zeros 10,11,4,28,29,30,31,32,33,34,35,36 --ctas 64 --rounds 3
 measured graph "" --graph --budget 3 --sizes 64K,256K,1M,4M --live 1.0
 for ctas in 32 48; do
     measured "graph-$ctas" "" --env-b NCCL_MAX_CTAS=$ctas --graph --budget 1 --sizes 4M --live 1.0
@@ -91,7 +92,7 @@ done
 random random-lines ""
 measured eager "" --budget 4 --sizes 64K,256K,1M,4M --live 1.0
 beside kernels 18,17,16,15,12,3 --ctas 64
-row one-gpu 30 "$build/perf/kernels/loongcomm-bench-rings" "$build/kernels/libloongkernels.so" --cases 12,13,14,15,16,17 \
+row one-gpu 30 "$build/perf/kernels/loongcomm-bench-rings" "$build/kernels/libloongkernels.so" --cases 12,13,14,15,18,16,17 \
     --ctas 16,32 --slots 4 --limit 0.3 && grep -E '^all-to-all' "$logs/one-gpu.log" | tee -a "$logs/summary.txt"
 random random-some "LOONGCOMM_EXCHANGE_SHORT_BYTES=20000"
 row memcheck 60 compute-sanitizer --tool memcheck --error-exitcode 9 "$build/perf/kernels/loongcomm-bench-peers" \
