@@ -115,11 +115,7 @@ LK_INLINE void store4_bf16(uint16_t *p, const float in[4])
  * on their way back from experts, of norms. */
 LK_INLINE uint4 read_wide(const uint16_t *p)
 {
-#ifdef LK_STREAMED_READS /* to be measured */
-    return __ldcs((const uint4 *)p);
-#else
     return *(const uint4 *)p;
-#endif
 }
 #endif
 
@@ -129,30 +125,6 @@ LK_INLINE void load8_bf16(const uint16_t *p, float out[8])
 
 #ifdef __CUDA_ARCH__
     uint4 x = read_wide(p);
-
-    pairs[0] = x.x;
-    pairs[1] = x.y;
-    pairs[2] = x.z;
-    pairs[3] = x.w;
-#else
-    lk_wide16 x = *(const lk_wide16 *)p;
-
-    memcpy(pairs, &x, sizeof(x));
-#endif
-    LK_UNROLL
-    for (size_t i = 0; i < 4; i++) {
-        out[2 * i] = bits_float(pairs[i] << 16);
-        out[2 * i + 1] = bits_float(pairs[i] & 0xffff0000U);
-    }
-}
-
-/* With the default policy, for what is read again soon. */
-LK_INLINE void load8_bf16_kept(const uint16_t *p, float out[8])
-{
-    uint32_t pairs[4];
-
-#ifdef __CUDA_ARCH__
-    uint4 x = *(const uint4 *)p;
 
     pairs[0] = x.x;
     pairs[1] = x.y;

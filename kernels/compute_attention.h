@@ -124,7 +124,7 @@ LK_INLINE float attention_dot(const struct lk_attention *a, const float *x, cons
         for (uint64_t c = 0; c < columns; c += 8) {
             float values[8];
 
-            load8_bf16_kept(y + c, values);
+            load8_bf16(y + c, values);
             LK_UNROLL
             for (uint64_t i = 0; i < 8; i++)
                 sum += x[c + i] * values[i];

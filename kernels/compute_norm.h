@@ -14,7 +14,7 @@ LK_INLINE void norm_read(const uint16_t *base, uint64_t at, uint64_t columns, en
                          float out[8])
 {
     if (width == LK_WHOLE)
-        load8_bf16_kept(base + at, out);
+        load8_bf16(base + at, out);
     else
         read8_bf16(base, at, columns, LK_SINGLE, out);
 }
