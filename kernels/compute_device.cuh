@@ -25,6 +25,22 @@ static __device__ __forceinline__ bool is_last_block(uint32_t *counter)
     return last;
 }
 
+/* A kernel that may begin before what is in front of it in its stream has ended touches no memory before this. */
+static __device__ __forceinline__ void wait_for_the_last()
+{
+#if __CUDA_ARCH__ >= 900
+    cudaGridDependencySynchronize();
+#endif
+}
+
+/* From here on what is launched next may begin, if it waits itself. */
+static __device__ __forceinline__ void let_the_next_begin()
+{
+#if __CUDA_ARCH__ >= 900
+    cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
 /* Rows are gone through from the last to the first. What was launched before wrote its last rows last, and what comes behind
  * reads the first ones first, as products do: as far as they go, both find them in L2. */
 static __device__ __forceinline__ uint64_t from_the_end(uint64_t nth, uint64_t count)

@@ -84,6 +84,7 @@ int lk_run_swiglu_backward(const struct lk_swiglu_launch *launch, void *stream);
  * a kernel that needs half of one's registers. A column's sum over them is made of so many parts. */
 #define LK_NORM_PARTIALS UINT64_C(264)
 #define LK_NORM_PARTS    16
+#define LK_NORM_BATCH    9 /* partial rows of a part that are read at once: all of 144 */
 
 /* A matrix of partial sums whose rows are added up beside those of dgamma and dbeta. */
 struct lk_column_sums {
@@ -100,6 +101,7 @@ struct lk_norm_launch {
     struct lk_column_sums also; /* of a backward with dgamma or dbeta */
     uint32_t like_y; /* a forward without y whose statistics have the bits of one with y */
     uint32_t wide;
+    uint32_t next_early; /* what is launched next may begin before this has ended */
     uint32_t
         partials; /* rows of partial sums in the workspace (norm_slot()), each of 16 floats per group; 0: not wanted */
 };

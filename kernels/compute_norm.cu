@@ -23,6 +23,8 @@ __global__ void __launch_bounds__(LK_BLOCK, 4)
     uint64_t nth = from_the_end(blockIdx.x, gridDim.x);
     norm_row row = norm_find_row(&launch, nth);
     bool layer = launch.norm.kind == LK_LAYER_NORM;
+
+    wait_for_the_last();
     norm_found found = { norm_shift(&launch.norm, &row), 0, 0 };
 
     __syncthreads(); /* the first element may be overwritten by the sum */
@@ -55,6 +57,8 @@ __global__ void __launch_bounds__(LK_BLOCK, 4)
     float *workspace = static_cast<float *>(launch.backward.workspace) + blockIdx.x * stride;
     float *partial = Shared ? accumulators : workspace;
 
+    wait_for_the_last();
+    let_the_next_begin();
     if (launch.partials)
         for (uint64_t i = threadIdx.x; i < floats; i += blockDim.x)
             partial[i] = 0;
@@ -88,9 +92,9 @@ __global__ void __launch_bounds__(32 * LK_NORM_PARTS)
     uint64_t column = uint64_t{ blockIdx.x } * 32 + mine;
     float all[LK_NORM_PARTS];
 
-#if __CUDA_ARCH__ >= 900
-    cudaGridDependencySynchronize();
-#endif
+    wait_for_the_last();
+    if (launch.next_early)
+        let_the_next_begin();
     if (column < columns)
         parts[part][mine] = also ? norm_also_part(&launch.also, column, part)
                                  : norm_column_part(&launch, column, beta, part);
@@ -118,6 +122,30 @@ struct norm_table {
 
 #ifdef LK_COMPUTE_VARIANTS
 int forward_form = -1, backward_form = -1; /* -1: the product's; set between launches */
+
+/* How launches of the product's kernels follow each other; a family's forms end with them. */
+enum {
+    FOLLOW,
+    FOLLOW_WHEN_ENDED,
+    LET_NEXT_BEGIN
+};
+int following = FOLLOW;
+constexpr const char *FOLLOWING_NAMES[] = { "product, begins last ended",
+                                            "product, lets next begin" };
+
+/* The number of a table of forms, -1 for the product's. */
+int take_form(int form, int forms)
+{
+    following = form >= forms && form < forms + 2 ? FOLLOW_WHEN_ENDED + form - forms : FOLLOW;
+    return form < forms ? form : -1;
+}
+
+const char *name_form(int form, int forms, const char *const *names)
+{
+    if (form < 0 || form >= forms + 2)
+        return nullptr;
+    return form < forms ? names[form] : FOLLOWING_NAMES[form - forms];
+}
 
 template <norm_forward_form Form, bool Layer, bool Residual, size_t... I>
 constexpr norm_table form_forward(std::index_sequence<I...>)
@@ -191,12 +219,20 @@ const norm_table backward_rows_tables[2][2] = NORM_TABLES(rows_backward);
     }
 
 const norm_table forward_forms[NORM_FORWARD_FORMS][2][2] = {
-    FORM_TABLES(form_forward, FORWARD_ROWS), FORM_TABLES(form_forward, FORWARD_RING),
+    FORM_TABLES(form_forward, FORWARD_ROWS),       FORM_TABLES(form_forward, FORWARD_RING),
     FORM_TABLES(form_forward, FORWARD_RING_TWICE), FORM_TABLES(form_forward, FORWARD_ROWS_MORE),
-    FORM_TABLES(form_forward, FORWARD_ROWS_WIDE)
+    FORM_TABLES(form_forward, FORWARD_ROWS_WIDE),  FORM_TABLES(form_forward, FORWARD_ROWS_HELD),
+    FORM_TABLES(form_forward, FORWARD_ROWS_ALONE), FORM_TABLES(form_forward, FORWARD_ROWS_STREAMED),
+    FORM_TABLES(form_forward, FORWARD_RING_SHORT), FORM_TABLES(form_forward, FORWARD_RING_THREADS)
 };
 const norm_table backward_forms[NORM_BACKWARD_FORMS][2][2] = {
-    FORM_TABLES(form_backward, BACKWARD_ROWS), FORM_TABLES(form_backward, BACKWARD_RING)
+    FORM_TABLES(form_backward, BACKWARD_ROWS),
+    FORM_TABLES(form_backward, BACKWARD_RING),
+    FORM_TABLES(form_backward, BACKWARD_THREADS),
+    FORM_TABLES(form_backward, BACKWARD_THREADS_LATE),
+    FORM_TABLES(form_backward, BACKWARD_MORE_ROWS),
+    FORM_TABLES(form_backward, BACKWARD_OTHER_TEAMS),
+    FORM_TABLES(form_backward, BACKWARD_SHORT)
 };
 #endif
 
@@ -267,21 +303,41 @@ const norm_kernel *find_backward(const lk_norm_launch *launch)
     return find_kernel(launch, *table, backward_rows_tables[full][residual]);
 }
 
+/* Whether the kernels here wait for what is before them: as they were compiled for compute capability 9, and not where the
+ * code for an older one serves a newer device. Written by lk_load_norm, by each caller alike; relaxed, false is safe. */
+bool kernels_wait;
+
+/* The kernel may begin before what is in front of it in the stream has ended, for which it waits itself. */
 int run(norm_function function, const lk_norm_launch *launch, dim3 grid, unsigned threads,
         size_t shared, void *stream)
 {
-    void *args[] = { const_cast<lk_norm_launch *>(launch) };
+    lk_norm_launch own = *launch;
+    void *args[] = { &own };
+    cudaLaunchAttribute attribute = {};
+    cudaLaunchConfig_t config = {};
 
-    return cudaLaunchKernel(reinterpret_cast<const void *>(function), grid, dim3(threads), args,
-                            shared, static_cast<cudaStream_t>(stream));
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = grid;
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = shared;
+    config.stream = static_cast<cudaStream_t>(stream);
+    config.attrs = &attribute;
+    config.numAttrs = __atomic_load_n(&kernels_wait, __ATOMIC_RELAXED);
+#ifdef LK_COMPUTE_VARIANTS
+    if (following == FOLLOW_WHEN_ENDED && function != norm_columns_kernel)
+        config.numAttrs = 0;
+    own.next_early = following == LET_NEXT_BEGIN;
+#endif
+    return cudaLaunchKernelExC(&config, reinterpret_cast<const void *>(function), args);
 }
 
 /* Rows that are not aligned, but lie alike in x and y. */
 const norm_kernel shifted_kernels[2][2] = {
-    {{ SHIFTED_COLUMNS<128, 3>, norm_forward_shifted<128, 3, false>, 128, 1, 132 * 8, false, 0 },
-     { SHIFTED_COLUMNS<256, 4>, norm_forward_shifted<256, 4, false>, 256, 1, 132 * 3, false, 0 }},
-    { { SHIFTED_COLUMNS<128, 3>, norm_forward_shifted<128, 3, true>, 128, 1, 132 * 8, false, 0 },
-     { SHIFTED_COLUMNS<256, 4>, norm_forward_shifted<256, 4, true>, 256, 1, 132 * 3, false, 0 } }
+    {{ SHIFTED_COLUMNS<128, 3>, norm_forward_shifted<128, 3, false>, 128, 1, 132 * 8, 0 },
+     { SHIFTED_COLUMNS<256, 4>, norm_forward_shifted<256, 4, false>, 256, 1, 132 * 3, 0 }},
+    { { SHIFTED_COLUMNS<128, 3>, norm_forward_shifted<128, 3, true>, 128, 1, 132 * 8, 0 },
+     { SHIFTED_COLUMNS<256, 4>, norm_forward_shifted<256, 4, true>, 256, 1, 132 * 3, 0 } }
 };
 
 const norm_kernel *find_shifted_kernel(const lk_norm_launch *launch)
@@ -318,31 +374,18 @@ int run_kernel(const norm_kernel &kernel, const lk_norm_launch *launch, unsigned
                : run(kernel.function, launch, dim3(blocks), kernel.threads, kernel.shared, stream);
 }
 
-/* Whether norm_columns_kernel waits for what is before it: as it was compiled for compute capability 9, and not where the
- * code for an older one serves a newer device. Written by lk_load_norm, by each caller alike; relaxed, false is safe. */
-bool columns_wait;
-
-/* The second launch of backward. Behind a kernel that lets it, it begins before that has ended, and waits itself. */
-int run_columns(const lk_norm_launch *launch, bool early, void *stream)
+/* The second launch of backward. */
+int run_columns(const lk_norm_launch *launch, void *stream)
 {
-    void *args[] = { const_cast<lk_norm_launch *>(launch) };
-    cudaLaunchAttribute attribute = {};
-    cudaLaunchConfig_t config = {};
-
+    const struct lk_norm_backward &b = launch->backward;
     uint64_t columns = launch->norm.columns;
 
     if (launch->also.out && launch->also.columns > columns)
         columns = launch->also.columns;
-    config.gridDim = dim3(static_cast<unsigned>((columns + 31) / 32), !!launch->backward.dgamma +
-                                                                          !!launch->backward.dbeta +
-                                                                          !!launch->also.out);
-    config.blockDim = dim3(32 * LK_NORM_PARTS);
-    config.stream = static_cast<cudaStream_t>(stream);
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = &attribute;
-    config.numAttrs = early && __atomic_load_n(&columns_wait, __ATOMIC_RELAXED);
-    return cudaLaunchKernelExC(&config, reinterpret_cast<const void *>(norm_columns_kernel), args);
+    return run(norm_columns_kernel, launch,
+               dim3(static_cast<unsigned>((columns + 31) / 32),
+                    !!b.dgamma + !!b.dbeta + !!launch->also.out),
+               32 * LK_NORM_PARTS, 0, stream);
 }
 
 int run_general_backward(const lk_norm_launch *launch, void *stream)
@@ -396,20 +439,20 @@ extern "C" int lk_run_norm_backward(const lk_norm_launch *launch, void *stream)
     }
     if (err || (!launch->backward.dgamma && !launch->backward.dbeta))
         return err;
-    return run_columns(&own, kernel && kernel->early && launch->norm.rows, stream);
+    return run_columns(&own, stream);
 }
 
 #ifdef LK_COMPUTE_VARIANTS
 extern "C" LK_API const char *lk_variants_norm_forward(int form)
 {
-    forward_form = form;
-    return form >= 0 && form < NORM_FORWARD_FORMS ? NORM_FORWARD_NAMES[form] : nullptr;
+    forward_form = take_form(form, NORM_FORWARD_FORMS);
+    return name_form(form, NORM_FORWARD_FORMS, NORM_FORWARD_NAMES);
 }
 
 extern "C" LK_API const char *lk_variants_norm_backward(int form)
 {
-    backward_form = form;
-    return form >= 0 && form < NORM_BACKWARD_FORMS ? NORM_BACKWARD_NAMES[form] : nullptr;
+    backward_form = take_form(form, NORM_BACKWARD_FORMS);
+    return name_form(form, NORM_BACKWARD_FORMS, NORM_BACKWARD_NAMES);
 }
 #endif
 
@@ -428,7 +471,7 @@ extern "C" int lk_load_norm(void)
     err = err ? err
               : cudaFuncGetAttributes(&columns,
                                       reinterpret_cast<const void *>(norm_columns_kernel));
-    __atomic_store_n(&columns_wait, !err && columns.ptxVersion >= 90, __ATOMIC_RELAXED);
+    __atomic_store_n(&kernels_wait, !err && columns.ptxVersion >= 90, __ATOMIC_RELAXED);
     for (unsigned i = 0; i < 4; i++) {
         const void *shifted[] = { reinterpret_cast<const void *>(
             shifted_kernels[i / 2][i % 2].function) };

@@ -244,6 +244,27 @@ LK_INLINE struct norm_sums norm_means(const struct lk_norm *norm, struct norm_su
     return sums;
 }
 
+/* Every LK_NORM_PARTS-th of a column's partial sums, from `part`. */
+LK_INLINE float norm_add_part(const float *column, uint64_t stride, uint64_t rows, uint64_t part)
+{
+    float sum = 0;
+
+    for (uint64_t first = part; first < rows; first += LK_NORM_BATCH * LK_NORM_PARTS) {
+        float values[LK_NORM_BATCH];
+
+        LK_UNROLL
+        for (uint64_t i = 0; i < LK_NORM_BATCH; i++) {
+            uint64_t row = first + i * LK_NORM_PARTS;
+
+            values[i] = row < rows ? column[row * stride] : 0;
+        }
+        LK_UNROLL
+        for (uint64_t i = 0; i < LK_NORM_BATCH; i++)
+            sum += values[i];
+    }
+    return sum;
+}
+
 /* One of LK_NORM_PARTS parts of a column's sum over the partial rows. */
 LK_INLINE float norm_column_part(const struct lk_norm_launch *launch, uint64_t column, int beta,
                                  uint64_t part)
@@ -251,26 +272,13 @@ LK_INLINE float norm_column_part(const struct lk_norm_launch *launch, uint64_t c
     uint64_t groups = (launch->norm.columns + 7) / 8;
     const float *at = (const float *)launch->backward.workspace +
                       norm_slot(groups, column / 8 * 8, column % 8) + (beta ? 8 * groups : 0);
-    float sum = 0;
 
-#ifdef __CUDA_ARCH__
-#pragma unroll 8
-#endif
-    for (uint64_t row = part; row < launch->partials; row += LK_NORM_PARTS)
-        sum += at[row * 16 * groups];
-    return sum;
+    return norm_add_part(at, 16 * groups, launch->partials, part);
 }
 
 LK_INLINE float norm_also_part(const struct lk_column_sums *also, uint64_t column, uint64_t part)
 {
-    float sum = 0;
-
-#ifdef __CUDA_ARCH__
-#pragma unroll 4
-#endif
-    for (uint64_t row = part; row < also->rows; row += LK_NORM_PARTS)
-        sum += also->partials[row * also->stride + column];
-    return sum;
+    return norm_add_part(also->partials + column, also->stride, also->rows, part);
 }
 
 LK_INLINE float norm_column_sum(float parts[LK_NORM_PARTS])

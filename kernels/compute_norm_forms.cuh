@@ -20,18 +20,42 @@ enum norm_forward_form {
     FORWARD_RING_TWICE, /* two blocks of a multiprocessor */
     FORWARD_ROWS_MORE,  /* more blocks, which hold less */
     FORWARD_ROWS_WIDE,  /* more threads for a row */
+    FORWARD_ROWS_HELD,  /* more rows of a block */
+    FORWARD_ROWS_ALONE, /* fewer threads for a row, which hold more */
+    FORWARD_ROWS_STREAMED,
+    FORWARD_RING_SHORT,   /* two rows at a time, and little under way */
+    FORWARD_RING_THREADS, /* 1024 threads, and little under way */
     NORM_FORWARD_FORMS
 };
 
 enum norm_backward_form {
     BACKWARD_ROWS,
     BACKWARD_RING,
+    BACKWARD_THREADS,      /* 1024 */
+    BACKWARD_THREADS_LATE, /* the same, and rows are written late */
+    BACKWARD_MORE_ROWS,    /* at a time */
+    BACKWARD_OTHER_TEAMS,
+    BACKWARD_SHORT, /* little under way */
     NORM_BACKWARD_FORMS
 };
 
-constexpr const char *NORM_FORWARD_NAMES[] = { "rows", "ring", "ring, 2 blocks",
-                                               "rows, more blocks", "rows, more threads" };
-constexpr const char *NORM_BACKWARD_NAMES[] = { "rows", "ring" };
+constexpr const char *NORM_FORWARD_NAMES[] = { "rows",
+                                               "ring",
+                                               "ring, 2 blocks",
+                                               "rows, more blocks",
+                                               "rows, more threads",
+                                               "rows, more of a block",
+                                               "rows, fewer threads",
+                                               "rows, streamed writes",
+                                               "ring, two rows",
+                                               "ring, 1024 threads" };
+constexpr const char *NORM_BACKWARD_NAMES[] = { "rows",
+                                                "ring",
+                                                "ring, 1024 threads",
+                                                "ring, 1024 threads, late",
+                                                "ring, more rows",
+                                                "ring, other teams",
+                                                "ring, fewer stages" };
 
 /* The product's form of each class: [with a mean][with a residual]. Measured on one H200, us by rows and by the form: RMSNorm of
  * 4096 x 5120 29.0, 25.8; LayerNorm of 65536 x 1024 77.8, 75.2, of 32768 x 2048 84.5, 75.4, of 8192 x 5120 64.5, 52.0, of 4096
@@ -75,22 +99,21 @@ struct norm_kernel {
     unsigned threads;
     unsigned rows;   /* of a block at a time */
     unsigned blocks; /* the most that there may be; 0: one for all rows */
-    bool early;      /* the kernel behind it may be launched before it ends */
     size_t shared;
 };
 
 /* ---- forward ---- */
 
 template <unsigned Lanes, unsigned Groups, bool Layer, unsigned Hold = 4,
-          unsigned Blocks = 1024 / norm_team<Lanes>::threads, bool Early = false>
+          unsigned Blocks = 1024 / norm_team<Lanes>::threads, bool Early = false,
+          bool Streamed = false>
 constexpr norm_kernel forward_rows()
 {
     return { uint64_t{ 8 } * Lanes * Groups,
-             norm_forward_rows<Lanes, Groups, Layer, Hold, Blocks, Early>,
+             norm_forward_rows<Lanes, Groups, Layer, Hold, Blocks, Early, Streamed>,
              norm_team<Lanes>::threads,
              norm_team<Lanes>::count * Hold / Groups,
              0,
-             false,
              0 };
 }
 
@@ -106,7 +129,6 @@ constexpr norm_kernel forward_ring()
              Shape::threads,
              Shape::Teams * Shape::Rows,
              132 * Blocks,
-             false,
              Shape::bytes(Residual ? 2 : 1) };
 }
 
@@ -128,9 +150,84 @@ template <unsigned Columns, bool Layer> constexpr norm_kernel choose_forward_row
         return forward_rows<512, 4, Layer>();
 }
 
+#ifdef LK_COMPUTE_VARIANTS
+template <norm_forward_form Form, unsigned Columns, bool Layer>
+constexpr norm_kernel try_forward_rows()
+{
+    constexpr bool held = Form == FORWARD_ROWS_HELD, alone = Form == FORWARD_ROWS_ALONE;
+    constexpr bool streamed = Form == FORWARD_ROWS_STREAMED;
+
+    if constexpr (held && Columns == 1024)
+        return forward_rows<32, 4, Layer, 8, 3>();
+    else if constexpr (held && Columns == 2048)
+        return forward_rows<128, 2, Layer, 8, 5>();
+    else if constexpr (held && Columns == 4096)
+        return forward_rows<128, 4, Layer, 8, 5>();
+    else if constexpr (held && Columns == 6144)
+        return forward_rows<256, 3, Layer, 6, 3>();
+    else if constexpr (held && Columns == 8192)
+        return forward_rows<256, 4, Layer, 8, 3>();
+    else if constexpr (alone && Columns == 1024)
+        return forward_rows<32, 4, Layer, 12, 2>();
+    else if constexpr (alone && Columns == 2048)
+        return forward_rows<32, 8, Layer, 8, 3>();
+    else if constexpr (alone && Columns == 4096)
+        return forward_rows<32, 16, Layer, 16, 2>();
+    else if constexpr (alone && Columns == 6144)
+        return forward_rows<128, 6, Layer, 6, 5>();
+    else if constexpr (alone && Columns == 8192)
+        return forward_rows<128, 8, Layer, 8, 5>();
+    else if constexpr (streamed && Columns == 1024)
+        return forward_rows<32, 4, Layer, 4, 4, false, true>();
+    else if constexpr (streamed && Columns == 2048)
+        return forward_rows<256, 1, Layer, 4, 4, false, true>();
+    else if constexpr (streamed && Columns == 4096)
+        return forward_rows<256, 2, Layer, 4, 4, false, true>();
+    else if constexpr (streamed && Columns == 8192)
+        return forward_rows<256, 4, Layer, 4, 4, false, true>();
+    else
+        return choose_forward_rows<Columns, Layer>();
+}
+
+template <norm_forward_form Form, unsigned Columns, bool Layer, bool Residual>
+constexpr norm_kernel try_forward_ring()
+{
+    constexpr bool threads = Form == FORWARD_RING_THREADS;
+
+    if constexpr (Columns == 1024 && threads)
+        return forward_ring<norm_ring<128, 8, 1, 1, 4>, 1, Layer, Residual>();
+    else if constexpr (Columns == 1024)
+        return forward_ring<norm_ring<32, 16, 4, 1, 2>, 1, Layer, Residual>();
+    else if constexpr (Columns == 2048 && threads)
+        return forward_ring<norm_ring<256, 4, 1, 1, 4>, 1, Layer, Residual>();
+    else if constexpr (Columns == 2048)
+        return forward_ring<norm_ring<128, 4, 2, 2, 2>, 1, Layer, Residual>();
+    else if constexpr (Columns == 4096 && threads)
+        return forward_ring<norm_ring<512, 2, 1, 1, 4>, 1, Layer, Residual>();
+    else if constexpr (Columns == 4096)
+        return forward_ring<norm_ring<256, 2, 2, 2, 2>, 1, Layer, Residual>();
+    else if constexpr (Columns == 6144 && threads)
+        return forward_ring<norm_ring<768, 1, 1, 1, 4>, 1, Layer, Residual>();
+    else if constexpr (Columns == 6144)
+        return forward_ring<norm_ring<256, 2, 3, 2, 2>, 1, Layer, Residual>();
+    else if constexpr (Columns == 8192 && threads)
+        return forward_ring<norm_ring<1024, 1, 1, 1, 4>, 1, Layer, Residual>();
+    else if constexpr (Columns == 8192)
+        return forward_ring<norm_ring<512, 1, 2, 2, 2>, 1, Layer, Residual>();
+    else
+        return choose_forward_rows<Columns, Layer>();
+}
+#endif
+
 template <norm_forward_form Form, unsigned Columns, bool Layer, bool Residual>
 constexpr norm_kernel choose_forward()
 {
+#ifdef LK_COMPUTE_VARIANTS
+    if constexpr (Form >= FORWARD_RING_SHORT)
+        return try_forward_ring<Form, Columns, Layer, Residual>();
+    else if constexpr (Form >= FORWARD_ROWS_HELD)
+        return try_forward_rows<Form, Columns, Layer>();
+#endif
     constexpr bool ring = Form == FORWARD_RING, twice = Form == FORWARD_RING_TWICE;
     constexpr bool more = Form == FORWARD_ROWS_MORE, wide = Form == FORWARD_ROWS_WIDE;
 
@@ -179,7 +276,6 @@ template <unsigned Lanes, unsigned Groups, bool Full> constexpr norm_kernel back
              norm_team<Lanes>::threads,
              norm_team<Lanes>::count * 4 / Groups,
              LK_NORM_PARTIALS,
-             false,
              0 };
 }
 
@@ -194,7 +290,6 @@ template <class Shape, bool Full, bool Residual> constexpr norm_kernel backward_
              Shape::threads,
              Shape::Teams * Shape::Rows,
              132,
-             true,
              Shape::bytes(Residual ? 3 : 2) };
 }
 
@@ -267,9 +362,97 @@ template <unsigned Columns, bool Full> constexpr norm_kernel choose_backward_res
         return choose_backward_rows<Columns, Full>();
 }
 
+#ifdef LK_COMPUTE_VARIANTS
+template <bool Late, unsigned Columns, bool Full> constexpr norm_kernel try_threads()
+{
+    if constexpr (Columns == 1024)
+        return backward_ring<norm_ring<128, 8, 1, 1, 4, Late>, Full, false>();
+    else if constexpr (Columns == 2048)
+        return backward_ring<norm_ring<256, 4, 1, 1, 4, Late>, Full, false>();
+    else if constexpr (Columns == 4096)
+        return backward_ring<norm_ring<512, 2, 1, 1, 4, Late>, Full, false>();
+    else if constexpr (Columns == 6144)
+        return backward_ring<norm_ring<768, 1, 1, 1, 4, Late>, Full, false>();
+    else if constexpr (Columns == 8192)
+        return backward_ring<norm_ring<1024, 1, 1, 1, 4, Late>, Full, false>();
+    else
+        return choose_backward_ring<Columns, Full>();
+}
+
+template <unsigned Columns, bool Full> constexpr norm_kernel try_more_rows()
+{
+    if constexpr (Columns == 1024)
+        return backward_ring<norm_ring<128, 4, 1, 4, 2>, Full, false>();
+    else if constexpr (Columns == 2048)
+        return backward_ring<norm_ring<256, 2, 1, 4, 2>, Full, false>();
+    else if constexpr (Columns == 4096)
+        return backward_ring<norm_ring<512, 1, 1, 4, 2>, Full, false>();
+    else if constexpr (Columns == 8192)
+        return backward_ring<norm_ring<512, 1, 2, 2, 2>, Full, false>();
+    else
+        return choose_backward_ring<Columns, Full>();
+}
+
+template <unsigned Columns, bool Full> constexpr norm_kernel try_other_teams()
+{
+    if constexpr (Columns == 1024)
+        return backward_ring<norm_ring<64, 8, 2, 1, 3>, Full, false>();
+    else if constexpr (Columns == 2048)
+        return backward_ring<norm_ring<128, 5, 2, 1, 3>, Full, false>();
+    else if constexpr (Columns == 4096)
+        return backward_ring<norm_ring<256, 3, 2, 1, 2>, Full, false>();
+    else if constexpr (Columns == 6144)
+        return backward_ring<norm_ring<384, 2, 2, 1, 2>, Full, false>();
+    else if constexpr (Columns == 8192)
+        return backward_ring<norm_ring<256, 2, 4, 1, 3>, Full, false>();
+    else
+        return choose_backward_ring<Columns, Full>();
+}
+
+template <unsigned Columns, bool Full> constexpr norm_kernel try_short()
+{
+    if constexpr (Columns == 1024 && Full)
+        return backward_ring<norm_ring<32, 12, 4, 1, 3, true>, Full, false>();
+    else if constexpr (Columns == 1024)
+        return backward_ring<norm_ring<128, 4, 1, 2, 3, true>, Full, false>();
+    else if constexpr (Columns == 2048 && Full)
+        return backward_ring<norm_ring<128, 4, 2, 1, 2>, Full, false>();
+    else if constexpr (Columns == 2048)
+        return backward_ring<norm_ring<256, 2, 1, 2, 3, true>, Full, false>();
+    else if constexpr (Columns == 4096 && Full)
+        return backward_ring<norm_ring<256, 2, 2, 1, 2>, Full, false>();
+    else if constexpr (Columns == 4096)
+        return backward_ring<norm_ring<512, 1, 1, 2, 2>, Full, false>();
+    else if constexpr (Columns == 6144)
+        return backward_ring<norm_ring<256, 2, 3, 1, 2>, Full, false>();
+    else if constexpr (Columns == 8192)
+        return backward_ring<norm_ring<512, 1, 2, 1, 2>, Full, false>();
+    else
+        return choose_backward_ring<Columns, Full>();
+}
+
+template <norm_backward_form Form, unsigned Columns, bool Full> constexpr norm_kernel try_backward()
+{
+    if constexpr (Form == BACKWARD_THREADS)
+        return try_threads<false, Columns, Full>();
+    else if constexpr (Form == BACKWARD_THREADS_LATE)
+        return try_threads<true, Columns, Full>();
+    else if constexpr (Form == BACKWARD_MORE_ROWS)
+        return try_more_rows<Columns, Full>();
+    else if constexpr (Form == BACKWARD_OTHER_TEAMS)
+        return try_other_teams<Columns, Full>();
+    else
+        return try_short<Columns, Full>();
+}
+#endif
+
 template <norm_backward_form Form, unsigned Columns, bool Full, bool Residual>
 constexpr norm_kernel choose_backward()
 {
+#ifdef LK_COMPUTE_VARIANTS
+    if constexpr (Form > BACKWARD_RING && !Residual)
+        return try_backward<Form, Columns, Full>();
+#endif
     if constexpr (Form == BACKWARD_ROWS)
         return choose_backward_rows<Columns, Full>();
     else if constexpr (Residual)

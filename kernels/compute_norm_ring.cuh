@@ -27,20 +27,24 @@ struct norm_ring {
     }
 };
 
-/* A barrier of a team's threads. Numbers are constants: then the checker of races knows the barriers, too. */
-template <class Shape> __device__ __forceinline__ void ring_barrier(unsigned team)
+template <unsigned Number, unsigned Threads> __device__ __forceinline__ void numbered_barrier()
 {
-    static_assert(Shape::Lanes == 32 || Shape::Teams <= 4, "a barrier each");
-    if (Shape::Teams == 1)
+    asm volatile("bar.sync %0, %1;" : : "n"(Number), "n"(Threads) : "memory");
+}
+
+/* A barrier of a team's threads. Numbers are constants: then the checker of races knows the barriers, too. */
+template <class Shape, unsigned First = 0>
+__device__ __forceinline__ void ring_barrier(unsigned team)
+{
+    static_assert(Shape::Lanes == 32 || Shape::Teams <= 8, "a barrier each");
+    if constexpr (Shape::Teams == 1) {
         __syncthreads();
-    else if (team == 0)
-        asm volatile("bar.sync 1, %0;" : : "n"(Shape::Lanes) : "memory");
-    else if (team == 1)
-        asm volatile("bar.sync 2, %0;" : : "n"(Shape::Lanes) : "memory");
-    else if (team == 2)
-        asm volatile("bar.sync 3, %0;" : : "n"(Shape::Lanes) : "memory");
-    else
-        asm volatile("bar.sync 4, %0;" : : "n"(Shape::Lanes) : "memory");
+    } else if constexpr (First < Shape::Teams) {
+        if (team == First)
+            numbered_barrier<First + 1, Shape::Lanes>();
+        else
+            ring_barrier<Shape, First + 1>(team);
+    }
 }
 
 /* As team_sum(), in two parts: what a team does between them does not wait for its other warps. */
@@ -224,6 +228,9 @@ __global__ void __launch_bounds__(Shape::threads, Blocks)
     ring_weights<Shape> weights;
     unsigned phase = 0;
 
+    wait_for_the_last();
+    if (launch.next_early)
+        let_the_next_begin();
 #pragma unroll
     for (unsigned s = 0; s < Shape::Stages; s++)
         ring_begin_forward<Shape, Matrices>(launch, first + s * step, lane, ring, s);
@@ -499,9 +506,8 @@ __global__ void __launch_bounds__(Shape::threads, Blocks)
 
     now.first = group_from_the_end(uint64_t{ blockIdx.x } * Shape::Teams + team, Shape::Rows,
                                    launch.norm.rows);
-#if __CUDA_ARCH__ >= 900
-    cudaTriggerProgrammaticLaunchCompletion(); /* what is launched next waits itself */
-#endif
+    wait_for_the_last();
+    let_the_next_begin();
 #pragma unroll
     for (unsigned s = 0; s < Shape::Stages; s++)
         ring_begin_backward<Shape, Matrices, Full>(launch, now.first + s * step, lane, ring, own,

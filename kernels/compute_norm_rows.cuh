@@ -147,7 +147,7 @@ __device__ __forceinline__ float row_squares(const lk_wide16 (&s)[Groups], uint6
     return total[0] + total[1];
 }
 
-template <unsigned Lanes, bool Layer, unsigned Groups, unsigned Rows>
+template <unsigned Lanes, bool Layer, bool Streamed, unsigned Groups, unsigned Rows>
 __device__ __forceinline__ void apply_rows(const lk_norm_launch &launch, uint64_t first,
                                            unsigned lane, const lk_wide16 (&s)[Rows][Groups],
                                            const float (&mean)[Rows], const float (&rstd)[Rows])
@@ -174,8 +174,12 @@ __device__ __forceinline__ void apply_rows(const lk_norm_launch &launch, uint64_
 
                 x[i] = fmaf(away * rstd[r], gamma[i], beta[i]);
             }
-            store_group(norm_find_row(&launch, first + r).y, at, norm.columns, LK_WHOLE,
-                        pack_group(x));
+            uint16_t *y = norm_find_row(&launch, first + r).y;
+
+            if (Streamed)
+                __stcs(reinterpret_cast<uint4 *>(y + at), pack_group(x));
+            else
+                store_group(y, at, norm.columns, LK_WHOLE, pack_group(x));
         }
     }
 }
@@ -203,7 +207,8 @@ __device__ __forceinline__ void touch_weights(const lk_norm &norm, const void *w
 
 /* Rows * Groups is Hold; so many blocks find room on a multiprocessor. */
 template <unsigned Lanes, unsigned Groups, bool Layer, unsigned Hold = 4,
-          unsigned Blocks = 1024 / norm_team<Lanes>::threads, bool Early = false>
+          unsigned Blocks = 1024 / norm_team<Lanes>::threads, bool Early = false,
+          bool Streamed = false>
 __global__ void __launch_bounds__(norm_team<Lanes>::threads, Blocks)
     norm_forward_rows(const __grid_constant__ lk_norm_launch launch)
 {
@@ -216,6 +221,9 @@ __global__ void __launch_bounds__(norm_team<Lanes>::threads, Blocks)
     float total[Rows], mean[Rows];
     lk_wide16 s[Rows][Groups];
 
+    wait_for_the_last();
+    if (launch.next_early)
+        let_the_next_begin();
     if (first >= launch.norm.rows)
         return; /* a warp whose block has rows; a block always has some */
     load_sums<Lanes>(launch, first, lane, s);
@@ -253,7 +261,7 @@ __global__ void __launch_bounds__(norm_team<Lanes>::threads, Blocks)
                                 columns, LK_WHOLE, s[r][v]);
     }
     if (launch.forward.y)
-        apply_rows<Lanes, Layer>(launch, first, lane, s, mean, total);
+        apply_rows<Lanes, Layer, Streamed>(launch, first, lane, s, mean, total);
 }
 
 /* ---- backward ---- */
@@ -434,6 +442,8 @@ __global__ void __launch_bounds__(norm_team<Lanes>::threads, 512 / norm_team<Lan
     uint64_t groups = launch.norm.columns / 8;
     norm_columns_sums<Groups, Beta> columns = {};
 
+    wait_for_the_last();
+    let_the_next_begin();
     for (uint64_t first = group_from_the_end(team, Rows, launch.norm.rows);
          first < launch.norm.rows; first += step) {
         norm_held<Groups> held;

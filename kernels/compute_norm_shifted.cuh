@@ -92,6 +92,7 @@ __global__ void __launch_bounds__(Lanes, 1024 / Lanes)
     unsigned columns = static_cast<unsigned>(norm.columns), slots = (columns + 7) / 8 * 8;
     float scale = mean_scale(columns);
 
+    wait_for_the_last();
     for (unsigned c = threadIdx.x; c < columns; c += Lanes) {
         shifted_weights[weight_slot(c, columns)] = one_weight(norm, norm.gamma, c, 1,
                                                               norm.gamma_offset);

@@ -256,6 +256,139 @@ static void check_backwards(const struct compute_target *t)
         }
 }
 
+/* ---- norms one behind another ---- */
+
+enum {
+    CHAIN_ROWS = 2000,
+    CHAIN_STEPS = 20
+};
+
+struct chain_memory {
+    uint16_t *begin, *zeros, *ones, *dy, *dx, *y;
+    float *rstd, *own_rstd;
+};
+
+/* dx is dy, as s is zeros and rstd 1; then dy becomes dx + 1. */
+static void launch_step(const struct backward_case *c, const struct chain_memory *m,
+                        cudaStream_t stream)
+{
+    struct lk_norm norm = { .kind = LK_RMS_NORM,
+                            .rows = CHAIN_ROWS,
+                            .columns = c->columns,
+                            .rstd = m->rstd };
+    const struct lk_norm_backward backward = { .s = m->zeros,
+                                               .s_stride = c->columns,
+                                               .dy = m->dy,
+                                               .dy_stride = c->columns,
+                                               .dx = m->dx,
+                                               .dx_stride = c->columns };
+    const struct lk_norm_forward forward = { .x = m->dx,
+                                             .x_stride = c->columns,
+                                             .residual = m->ones,
+                                             .residual_stride = c->columns,
+                                             .sum = m->dy,
+                                             .sum_stride = c->columns,
+                                             .y = m->y,
+                                             .y_stride = c->columns };
+
+    CHECK(c->t->lib.lk_norm_backward(&norm, &backward, stream) == 0);
+    norm.rstd = m->own_rstd;
+    CHECK(c->t->lib.lk_norm_forward(&norm, &forward, stream) == 0);
+}
+
+/* The first step is behind a copy on this stream and one on another. */
+static void launch_chain(const struct backward_case *c, const struct chain_memory *m,
+                         const cudaStream_t streams[2], const cudaEvent_t events[2])
+{
+    const size_t bytes = CHAIN_ROWS * c->columns * 2;
+
+    CUDA(cudaEventRecord(events[0], streams[0]));
+    CUDA(cudaStreamWaitEvent(streams[1], events[0], 0));
+    CUDA(cudaMemcpyAsync(m->dx, m->begin, bytes, cudaMemcpyDeviceToDevice, streams[1]));
+    CUDA(cudaMemcpyAsync(m->dy, m->begin, bytes, cudaMemcpyDeviceToDevice, streams[0]));
+    CUDA(cudaEventRecord(events[1], streams[1]));
+    CUDA(cudaStreamWaitEvent(streams[0], events[1], 0));
+    for (int step = 0; step < CHAIN_STEPS; step++)
+        launch_step(c, m, streams[0]);
+}
+
+static void check_chain(const struct chain_memory *m, uint64_t count)
+{
+    uint16_t *near = host_alloc(count * 2);
+
+    CHECK(near);
+    device_get(near, m->dy, count * 2);
+    for (uint64_t i = 0; i < count; i++)
+        CHECK(from_bf16(near[i]) == 1 + CHAIN_STEPS);
+    free(near);
+}
+
+/* A kernel may be launched before the one in front of it has ended: it waits for what that one writes. */
+static void norms_wait_for_each_other(void *arg)
+{
+    const struct backward_case *c = arg;
+    const uint64_t count = CHAIN_ROWS * c->columns;
+    uint16_t *all = device_alloc(6 * count * 2);
+    float *scales = device_alloc(2 * CHAIN_ROWS * sizeof(float));
+    const struct chain_memory m = { all,
+                                    all + count,
+                                    all + 2 * count,
+                                    all + 3 * count,
+                                    all + 4 * count,
+                                    all + 5 * count,
+                                    scales,
+                                    scales + CHAIN_ROWS };
+    cudaStream_t streams[2];
+    cudaEvent_t events[2];
+    cudaGraphExec_t exec = NULL;
+    cudaGraph_t graph;
+
+    fill_bf16(m.begin, count, to_bf16(1));
+    fill_bf16(m.zeros, count, 0);
+    fill_bf16(m.ones, count, to_bf16(1));
+    fill_floats(m.rstd, CHAIN_ROWS, 1);
+    for (int i = 0; i < 2; i++) {
+        CUDA(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking));
+        CUDA(cudaEventCreateWithFlags(&events[i], cudaEventDisableTiming));
+    }
+    if (c->graph) {
+        CUDA(cudaStreamBeginCapture(streams[0], cudaStreamCaptureModeGlobal));
+        launch_chain(c, &m, streams, events);
+        CUDA(cudaStreamEndCapture(streams[0], &graph));
+        CUDA(cudaGraphInstantiate(&exec, graph, 0));
+        CUDA(cudaGraphDestroy(graph));
+    }
+    for (int times = 0; times < 3; times++) {
+        if (exec)
+            CUDA(cudaGraphLaunch(exec, streams[0]));
+        else
+            launch_chain(c, &m, streams, events);
+    }
+    CUDA(cudaStreamSynchronize(streams[0]));
+    check_chain(&m, count);
+    if (exec)
+        CUDA(cudaGraphExecDestroy(exec));
+    for (int i = 0; i < 2; i++) {
+        CUDA(cudaStreamDestroy(streams[i]));
+        CUDA(cudaEventDestroy(events[i]));
+    }
+    device_release(all);
+    device_release(scales);
+}
+
+static void check_chains(const struct compute_target *t)
+{
+    static const uint64_t columns[] = { 1024, 2048, 4096, 5120, 8192, 16384, 1001 };
+
+    for (size_t i = 0; i < sizeof(columns) / sizeof(*columns); i++)
+        for (int graph = 0; graph < 2; graph++) {
+            struct backward_case c = { .t = t, .columns = columns[i], .graph = graph };
+
+            run_case(norms_wait_for_each_other, &c, "norms of %d x %llu in a row, %s", CHAIN_ROWS,
+                     (unsigned long long)c.columns, c.graph ? "in a graph" : "at once");
+        }
+}
+
 static void more_than_2_31_elements_are_updated(const struct compute_target *t)
 {
     const uint64_t count = (UINT64_C(1) << 31) + 70001;
@@ -402,6 +535,7 @@ static void graphs_replay(const struct compute_target *t)
 {
     a_graph_replays_steps(t);
     check_backwards(t);
+    check_chains(t);
 }
 
 static void large_tensors(const struct compute_target *t)
