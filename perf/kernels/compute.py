@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The memory-bound compute kernels of the kernels library: the bytes they must move per second as a share of what a copy
-moves in the same round, and the time beside torch's, eager and compiled.
+moves in the same round, and the time beside torch's, eager and compiled. Some have a limit beside them, which touches the
+bytes that the case has to, or a part of them, in order and does nothing else.
 
 usage: perf/kernels/compute.py [--library FILE] [--only LIST] [--rounds N] [--limit SECONDS] [--no-compile]
        [--json FILE] [--small]
@@ -140,12 +141,16 @@ def error(got, want):
 
 class Case:
     """One shape of one operation. `sets` hold the tensors; make(set) gives the call of the library; `rivals` gives
-    functions of a set; check() gives errors, each to be within its bound."""
+    functions of a set, `limits` the same with the bytes that they move; check() gives errors, each to be within its
+    bound."""
 
     dtype = "bf16"
 
     def __init__(self, op, shape, bytes_moved):
         self.op, self.shape, self.bytes = op, shape, bytes_moved
+
+    def limits(self, bench):
+        return {}
 
     def count_sets(self):
         return min(max(math.ceil(COLD / self.bytes), 1), 16)
@@ -264,6 +269,11 @@ class NormBackward(Case):
         if fast:
             out["compiled"] = with_graph(fast)
         return out
+
+    def limits(self, bench):
+        if self.residual:
+            return {}
+        return {"addition": (lambda s: torch.add(s.x, s.dy, out=s.dx), self.bytes)}
 
     def check(self, bench, s):
         want = self.graph(self.forward(bench).torch, s, lambda t: t.float())()
@@ -485,6 +495,17 @@ class Moe(Case):
             out["compiled gather"] = lambda s: fast(s.permuted, s.long_rows, s.slot_weights)
         return out
 
+    def limits(self, bench):
+        """Every token's rows one behind another, and no token's."""
+        if self.op != "moe permute":
+            return {}
+        groups, size = self.columns // 8, 2 * self.columns * self.rows
+        slots = min(self.tokens * self.choices, self.rows) // self.choices * self.choices
+        wide = lambda t: t.view(torch.complex128).view(-1, groups)
+        to = lambda s: wide(s.permuted)[:slots].view(-1, self.choices, groups)
+        return {"rows in order": (lambda s: to(s).copy_(wide(s.x)[:slots // self.choices, None]), self.bytes),
+                "zeros alone": (lambda s: s.permuted.zero_(), size)}
+
     def back(self, x, permuted, token_of_row, row_weights, long_rows):
         rows = x.index_select(0, token_of_row)
         dots = (rows.float() * permuted.float()).sum(1)
@@ -658,13 +679,17 @@ def run_case(bench, case):
             print("# %s, %s: %s" % (case.op, name, str(failure).splitlines()[0]))
             continue
         variants[name] = [lambda s=s, function=function: function(s) for s in sets]
+    sizes = {}
+    for name, (function, size) in case.limits(bench).items():
+        sizes["limit: " + name] = size
+        variants["limit: " + name] = [lambda s=s, function=function: function(s) for s in sets]
     times = bench.measure(variants, case.bytes)
     copy_gbs, same_gbs = copy_rates(bench, times)
     bench.copy_best = max(bench.copy_best, statistics.median(copy_gbs))
-    records = [dict(figures(case, case.bytes, us, copy_gbs, same_gbs), variant=name, sets=len(sets))
+    records = [dict(figures(case, sizes.get(name, case.bytes), us, copy_gbs, same_gbs), variant=name, sets=len(sets))
                for name, us in times.items()]
     records[0].update(verified=verified, errors=[got for got, _ in errors])
-    rivals = [name for name in times if name != "loongcomm" and name != "fused, not clipped"]
+    rivals = [name for name in times if name not in sizes and name not in ("loongcomm", "fused, not clipped")]
     if rivals:
         best = min(rivals, key=lambda name: statistics.median(times[name]))
         records[0].update(rival=best, ratio=describe([t / o for t, o in zip(times[best], times["loongcomm"])]))

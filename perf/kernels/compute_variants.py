@@ -59,30 +59,29 @@ def list_cases(c, b):
     norm_backward = lambda *shape, **more: ("norm_backward", backward, lambda: c.NormBackward(b, *shape, **more))
     combine = lambda *shape: ("moe_combine", ("out",), lambda: c.Moe(b, "moe combine", *shape))
     permute = lambda *shape, **more: (None, ("permuted",), lambda: c.Moe(b, "moe permute", *shape, **more))
-    named = ((16384, 4096), (65536, 1024), (4096, 8192), (2048, 1024))
-    for rows, columns in named[:3]:
-        for kind in (rms, layer):
+    both, large = (rms, layer), ((16384, 4096), (65536, 1024), (4096, 8192), (32768, 2048))
+    for rows, columns in large:
+        for kind in both:
             yield norm_backward(kind, rows, columns)
             yield norm_forward(kind, rows, columns)
     yield permute(8192, 2048, 8, 128)
     yield permute(16384, 4096, 2, 8)
-    yield combine(16384, 4096, 2, 8)
-    for rows, columns in (named[3], (512, 2048), (512, 4096)):  # few rows
-        for kind in (rms, layer):
+    for rows, columns in ((2048, 1024), (512, 2048), (512, 4096)):  # few rows
+        for kind in both:
             yield norm_forward(kind, rows, columns)
-        yield norm_backward(layer, rows, columns)
-    yield norm_backward(rms, *named[3])
-    yield norm_forward(layer, 32768, 2048)
+            yield norm_backward(kind, rows, columns)
+    for columns in (2048, 4096):
+        yield norm_backward(layer, 8192, columns)
+        yield norm_forward(layer, 8192, columns)
     yield norm_forward(layer, 8192, 5120)
-    for kind in (rms, layer):
-        yield norm_backward(kind, 8192, 4096)
-        yield norm_backward(kind, 32768, 2048)
+    yield norm_backward(layer, 8192, 5120)
     yield norm_forward(rms, 4096, 5120)
-    yield norm_forward(layer, 4096, 8192, residual=True)
-    yield norm_backward(rms, 16384, 4096, residual=True)
     yield norm_forward(layer, 16384, 4096, statistics_only=True)
-    yield norm_forward(rms, 16384, 4096, residual=True)
     yield permute(8192, 2048, 8, 128, capacity=True)
+    yield norm_forward(layer, 4096, 8192, residual=True)
+    yield norm_forward(rms, 16384, 4096, residual=True)
+    yield norm_backward(rms, 16384, 4096, residual=True)
+    yield combine(16384, 4096, 2, 8)
     yield combine(8192, 2048, 8, 128)
     yield "adamw", (), lambda: c.Adamw(b, c.torch.float32)
 
@@ -130,14 +129,10 @@ class Forms:
             return {"first kernel alone": (alone("lk_adamw_norm"), 4 * each),
                     "second kernel alone": (alone("lk_adamw_update"), 28 * each)}
         for name, function in self.case.rivals(self.bench).items():
-            if name not in ("scatter", "gather") and not self.case.op.startswith("augment"):
+            if self.case.op == "moe permute":
                 out["torch, " + name] = ([lambda t=t, function=function: function(t) for t in self.sets], self.case.bytes)
-        if self.case.op.endswith("norm backward"):  # two matrices in and one out, as it has
-            import torch
-            out["torch, addition"] = ([lambda t=t: torch.add(t.x, t.dy, out=t.dx) for t in self.sets], self.case.bytes)
-        if self.case.op == "moe permute":
-            size = s.permuted.numel() * s.permuted.element_size()
-            out["zeros in the result alone"] = ([lambda t=t: t.permuted.zero_() for t in self.sets], size)
+        for name, (function, size) in self.case.limits(self.bench).items():
+            out["limit: " + name] = ([lambda t=t, function=function: function(t) for t in self.sets], size)
         return out
 
 
@@ -176,6 +171,7 @@ def work(options):
                                        rounds=options.rounds, limit=options.limit))
     if bench.cuda and not c.torch.cuda.is_available():
         return 77
+    bench.lib.check(bench.lib.lib.lk_compute_load_all())
     say(machine={"gpu": c.torch.cuda.get_device_name() if bench.cuda else None, "torch": c.torch.__version__})
     skipped = json.loads(options.skip)
     for number, (family, outputs, make) in enumerate(list_cases(c, bench)):
