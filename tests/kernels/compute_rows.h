@@ -38,6 +38,9 @@ void check_norm(const struct compute_target *t);
 void check_moe(const struct compute_target *t);
 void check_augment(const struct compute_target *t);
 
+/* A few calls of every kernel whose threads share memory, for a checker of races. */
+void check_races(const struct compute_target *t);
+
 /* Once with the kernel of our own, once as the library does it. Prints what is wrong and goes on; gives how many sorts of
  * products failed. */
 int check_gemm(const struct compute_target *t);

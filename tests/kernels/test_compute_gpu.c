@@ -2,7 +2,7 @@
  *
  * The compute kernels on a device: the behaviours of the host library, both libraries' bits where they are to be equal,
  * graphs. Arguments: libloongkernels.so, libloongkernels-host.so, optionally --small, --products (these and what is made
- * of them alone) or --graphs (these alone). What fails is named, and the rest is run.
+ * of them alone), --graphs (these alone) or --races (every kernel that shares memory, for the checker of races). What fails is named, and the rest is run.
  */
 #include "tests/kernels/compute_cases.h"
 #include "tests/kernels/compute_matrix.h"
@@ -634,7 +634,10 @@ int main(int argc, char **argv)
     if (err)
         fprintf(stderr, "lk_compute_load_all: %s\n", target.lib.lk_error_text(err));
     CHECK(err == 0 && strcmp(target.lib.lk_backend(), "cuda") == 0);
-    run_parts(&target, only);
+    if (strcmp(only, "--races") == 0)
+        check_races(&target);
+    else
+        run_parts(&target, only);
     if (!*only || target.small) {
         run_case(adamw_gives_the_host_s_bits, &both, "AdamW's bits");
         run_case(moe_gives_the_host_s_bits, &both, "bits of rows to experts");

@@ -102,6 +102,7 @@ int main(int argc, char **argv)
     check_norm(&target);
     check_moe(&target);
     check_augment(&target);
+    check_races(&target);
     adamw_reaches_elements_beyond_2_32();
     philox_gives_the_published_numbers();
     return cases_failed() ? 1 : 0;
