@@ -519,11 +519,12 @@ static int add_up(const struct batch *batch)
     if (!is_scatter(batch) && !is_pair(batch))
         return backend->lk_sum_shards(batch->second, ranks_of(batch), shard, shard,
                                       batch->packed + rank * shard * wire_size(batch), LK_BF16,
-                                      NULL, stream_of(batch));
+                                      NULL, LK_NEAREST, NULL, stream_of(batch));
     for (size_t i = 0; !err && i < batch->n; i++)
         err = backend->lk_sum_shards(from + batch->parts[i].offset * wire_size(batch),
                                      ranks_of(batch), batch->length, batch->parts[i].count,
-                                     batch->parts[i].recv, LK_FP32, NULL, stream_of(batch));
+                                     batch->parts[i].recv, LK_FP32, NULL, LK_NEAREST, NULL,
+                                     stream_of(batch));
     return err;
 }
 

@@ -451,7 +451,7 @@ static int pack(const struct cast *cast, uint64_t at, uint64_t n, char *to)
 
     if (cast->residual)
         return cast->backend->lk_cast_feedback(send + at, n, to, cast->residual + at, &cast->scale,
-                                               cast->op->stream);
+                                               LK_NEAREST, NULL, cast->op->stream);
     return cast->backend->lk_cast_pack(&tensor, 1, to, &cast->scale, LK_NEAREST, NULL,
                                        cast->op->stream);
 }
@@ -536,11 +536,13 @@ static int sum_shard(const struct cast *cast, const char *parts, uint64_t at, ui
 
     if (!cast->residual)
         return cast->backend->lk_sum_shards(parts, cast->ranks, shard, shard, own, LK_BF16, NULL,
-                                            op->stream);
+                                            LK_NEAREST, NULL, op->stream);
     owed = cast->residual + padded(op->count) + at / cast->most * shard_of(cast, cast->most);
     err = cast->backend->lk_sum_shards(parts, cast->ranks, shard, count, sums, LK_FP32, NULL,
-                                       op->stream);
-    return err ? err : cast->backend->lk_cast_feedback(sums, count, own, owed, NULL, op->stream);
+                                       LK_NEAREST, NULL, op->stream);
+    return err ? err
+               : cast->backend->lk_cast_feedback(sums, count, own, owed, NULL, LK_NEAREST, NULL,
+                                                 op->stream);
 }
 
 /* All-to-all of bf16, sum in fp32 in rank order, all-gather of the rounded sums: every rank gets the owner's bits. */
@@ -579,7 +581,7 @@ static ncclResult_t accurate_pair(const struct cast *cast, uint64_t at, uint64_t
     if (result != ncclSuccess)
         return result;
     err = cast->backend->lk_sum_shards(wire, 2, slot, n, (float *)op->recv + at, LK_FP32, NULL,
-                                       op->stream);
+                                       LK_NEAREST, NULL, op->stream);
     return err ? failed(cast, err) : ncclSuccess;
 }
 
@@ -621,7 +623,7 @@ static ncclResult_t reduce_scatter_piece(const struct cast *cast, uint64_t at, u
         return result;
     err = cast->accurate
               ? cast->backend->lk_sum_shards(second, cast->ranks, n, n, (float *)op->recv + at,
-                                             LK_FP32, NULL, op->stream)
+                                             LK_FP32, NULL, LK_NEAREST, NULL, op->stream)
               : unpack(cast, second, at, n);
     return err ? failed(cast, err) : ncclSuccess;
 }

@@ -38,6 +38,20 @@ static bool good_scale(const struct lk_scale *scale)
     return (unsigned int)scale->type <= LK_FP16 && !((uintptr_t)scale->device_value & mask);
 }
 
+static bool good_rounding(enum lk_rounding rounding, const struct lk_rng *rng)
+{
+    if (rounding != LK_STOCHASTIC)
+        return rounding == LK_NEAREST;
+    return rng && !((uintptr_t)rng->device_offset & 7);
+}
+
+static struct lk_draws draws_of(enum lk_rounding rounding, const struct lk_rng *rng)
+{
+    if (rounding != LK_STOCHASTIC)
+        return (struct lk_draws){ 0 };
+    return (struct lk_draws){ rng->seed, rng->offset, rng->device_offset };
+}
+
 /* [begin, begin + (first + count) * bytes) without wrapping. */
 static bool make_range(uint64_t begin, uint64_t first, uint64_t count, unsigned int bytes,
                        struct range *out)
@@ -137,9 +151,7 @@ LK_API int lk_cast_pack(const struct lk_tensor *tensors, size_t n, void *packed,
         .packed_bytes = 2,
     };
 
-    if ((rounding != LK_NEAREST && rounding != LK_STOCHASTIC) || !good_scale(scale))
-        return -EINVAL;
-    if (rounding == LK_STOCHASTIC && (!rng || (uintptr_t)rng->device_offset & 7))
+    if (!good_rounding(rounding, rng) || !good_scale(scale))
         return -EINVAL;
     launch.head = (struct lk_head){ .scale = 1 };
     if (scale) {
@@ -236,7 +248,8 @@ static int check_sum(const struct lk_sum *sum)
 }
 
 LK_API int lk_sum_shards(const void *shards, size_t n, uint64_t stride, uint64_t count, void *out,
-                         enum lk_type out_type, const struct lk_scale *scale, void *stream)
+                         enum lk_type out_type, const struct lk_scale *scale,
+                         enum lk_rounding rounding, const struct lk_rng *rng, void *stream)
 {
     struct lk_sum sum = {
         .shards = shards,
@@ -248,12 +261,14 @@ LK_API int lk_sum_shards(const void *shards, size_t n, uint64_t stride, uint64_t
         .scale_type = scale ? (uint16_t)scale->type : LK_FP32,
         .out_type = (uint16_t)out_type,
         .n = (uint32_t)n,
+        .rounding = out_type == LK_BF16 ? rounding : LK_NEAREST,
     };
     int err;
 
     if (n < 1 || n > UINT32_MAX || (out_type != LK_BF16 && out_type != LK_FP32) ||
-        !good_scale(scale))
+        !good_scale(scale) || !good_rounding(rounding, rng))
         return -EINVAL;
+    sum.draws = draws_of(rounding, rng);
     if (!count)
         return 0;
     err = check_sum(&sum);
@@ -274,7 +289,8 @@ LK_API int lk_compare(const void *got, const void *want, uint64_t count, enum lk
 }
 
 LK_API int lk_cast_feedback(const float *in, uint64_t count, void *packed, float *residual,
-                            const struct lk_scale *scale, void *stream)
+                            const struct lk_scale *scale, enum lk_rounding rounding,
+                            const struct lk_rng *rng, void *stream)
 {
     struct lk_feedback feedback = {
         .in = in,
@@ -284,11 +300,13 @@ LK_API int lk_cast_feedback(const float *in, uint64_t count, void *packed, float
         .scale = scale ? scale->value : 1,
         .scale_pointer = scale ? scale->device_value : NULL,
         .scale_type = scale ? scale->type : LK_FP32,
+        .rounding = rounding,
     };
     struct range from, to, kept;
 
-    if (!good_scale(scale))
+    if (!good_scale(scale) || !good_rounding(rounding, rng))
         return -EINVAL;
+    feedback.draws = draws_of(rounding, rng);
     if (!count)
         return 0;
     if (!in || !packed || !residual || ((uintptr_t)in | (uintptr_t)residual) & 3 ||
@@ -298,4 +316,11 @@ LK_API int lk_cast_feedback(const float *in, uint64_t count, void *packed, float
         overlaps(from, kept) || overlaps(to, kept))
         return -EINVAL;
     return lk_run_feedback(&feedback, stream);
+}
+
+LK_API int lk_count_up(uint64_t *word, uint64_t by, void *stream)
+{
+    const struct lk_count count = { word, by };
+
+    return word && !((uintptr_t)word & 7) ? lk_run_count(&count, stream) : -EINVAL;
 }

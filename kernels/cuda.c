@@ -50,7 +50,9 @@ LK_API int lk_load_all(void)
         result = lk_load_sum();
     if (!result)
         result = lk_load_compare();
-    return result ? result : lk_load_feedback();
+    if (!result)
+        result = lk_load_feedback();
+    return result ? result : lk_load_count();
 }
 
 LK_API int lk_rings_load(void)

@@ -3,6 +3,7 @@
  * Sum of bf16 shards in fp32, in shard order.
  */
 #include "kernels/device_internal.cuh"
+#include "kernels/device_random.cuh"
 #include "kernels/list_internal.h"
 
 #include <cerrno>
@@ -60,10 +61,36 @@ __device__ __forceinline__ float finish(float sum, float scale)
     return value != value ? bits_float(LK_FP32_NAN) : value;
 }
 
-__device__ void store_group(uint16_t *out, const eight &sum, float scale, uint32_t lane)
+/* Where a launch's random bits begin; unused without. */
+struct draws {
+    uint64_t seed, index;
+};
+
+template <bool Stochastic> __device__ __forceinline__ draws start_draws(const lk_sum &args)
+{
+    const lk_draws &d = args.draws;
+
+    if (!Stochastic)
+        return { 0, 0 };
+    return { d.seed, d.index + (d.device_offset ? *d.device_offset : 0) };
+}
+
+template <bool Stochastic>
+__device__ void store_group(uint16_t *out, const eight &sum, float scale, uint32_t lane,
+                            const draws &d)
 {
     const float *x = sum.x;
 
+    if constexpr (Stochastic) {
+        float y[8];
+
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            y[i] = multiply(x[i], scale);
+        store_uint4(out + packed_lane_begin(lane),
+                    narrow_stochastic(y, d.seed, d.index + packed_lane_begin(lane)));
+        return;
+    }
     store_uint4(out + packed_lane_begin(lane),
                 make_uint4(narrow_pair(multiply(x[0], scale), multiply(x[1], scale)),
                            narrow_pair(multiply(x[2], scale), multiply(x[3], scale)),
@@ -71,7 +98,8 @@ __device__ void store_group(uint16_t *out, const eight &sum, float scale, uint32
                            narrow_pair(multiply(x[6], scale), multiply(x[7], scale))));
 }
 
-__device__ void store_group(float *out, const eight &sum, float scale, uint32_t lane)
+template <bool Stochastic>
+__device__ void store_group(float *out, const eight &sum, float scale, uint32_t lane, const draws &)
 {
     bool odd = lane & 1;
     float y[8];
@@ -88,17 +116,20 @@ __device__ void store_group(float *out, const eight &sum, float scale, uint32_t 
     store_float4(p + 128, select_float4(odd, high, other));
 }
 
-__device__ void store_value(uint16_t *out, float value)
+template <bool Stochastic> __device__ void store_value(uint16_t *out, float value, const draws &d)
 {
-    store_one(out, static_cast<uint16_t>(narrow_pair(value, 0)));
+    uint32_t bits = Stochastic ? round_up_or_down(value, random_of(d.seed, d.index))
+                               : narrow_pair(value, 0);
+
+    store_one(out, static_cast<uint16_t>(bits));
 }
 
-__device__ void store_value(float *out, float value)
+template <bool Stochastic> __device__ void store_value(float *out, float value, const draws &)
 {
     store_one(reinterpret_cast<uint32_t *>(out), float_bits(value));
 }
 
-template <class Out>
+template <class Out, bool Stochastic>
 __global__ void __launch_bounds__(LK_THREADS) lk_sum_kernel(const __grid_constant__ lk_sum args)
 {
     const uint16_t *shards = static_cast<const uint16_t *>(args.shards);
@@ -111,11 +142,12 @@ __global__ void __launch_bounds__(LK_THREADS) lk_sum_kernel(const __grid_constan
                    0;
     float scale = scale_value(args.scale, static_cast<lk_type>(args.scale_type),
                               args.scale_pointer);
+    draws d = start_draws<Stochastic>(args);
 
     if (aligned && begin + tile <= args.count) {
         eight sum = add_shards(shards + begin + packed_lane_begin(lane), args.stride, args.n);
 
-        store_group(out + begin, sum, scale, lane);
+        store_group<Stochastic>(out + begin, sum, scale, lane, { d.seed, d.index + begin });
         return;
     }
     for (uint64_t i = begin + lane; i < begin + tile && i < args.count; i += 32) {
@@ -124,8 +156,17 @@ __global__ void __launch_bounds__(LK_THREADS) lk_sum_kernel(const __grid_constan
 #pragma unroll 4
         for (uint32_t r = 1; r < args.n; r++)
             sum = __fadd_rn(sum, widen_bf16(__ldcs(shards + r * args.stride + i)));
-        store_value(out + i, finish(sum, scale));
+        store_value<Stochastic>(out + i, finish(sum, scale), { d.seed, d.index + i });
     }
+}
+
+/* As out_type and rounding say. */
+const void *find_kernel(bool wide, bool stochastic)
+{
+    if (wide)
+        return reinterpret_cast<const void *>(lk_sum_kernel<float, false>);
+    return stochastic ? reinterpret_cast<const void *>(lk_sum_kernel<uint16_t, true>)
+                      : reinterpret_cast<const void *>(lk_sum_kernel<uint16_t, false>);
 }
 
 } // namespace
@@ -133,9 +174,7 @@ __global__ void __launch_bounds__(LK_THREADS) lk_sum_kernel(const __grid_constan
 extern "C" int lk_run_sum(const lk_sum *sum, void *stream)
 {
     uint64_t blocks = (sum->count + LK_WARPS * tile - 1) / (LK_WARPS * tile);
-    const void *kernel = sum->out_type == LK_FP32
-                             ? reinterpret_cast<const void *>(lk_sum_kernel<float>)
-                             : reinterpret_cast<const void *>(lk_sum_kernel<uint16_t>);
+    const void *kernel = find_kernel(sum->out_type == LK_FP32, sum->rounding == LK_STOCHASTIC);
     void *args[] = { const_cast<lk_sum *>(sum) };
 
     if (blocks > INT32_MAX)
@@ -147,7 +186,10 @@ extern "C" int lk_run_sum(const lk_sum *sum, void *stream)
 extern "C" int lk_load_sum(void)
 {
     cudaFuncAttributes attributes;
-    cudaError_t err = cudaFuncGetAttributes(&attributes, lk_sum_kernel<float>);
+    cudaError_t err = cudaSuccess;
 
-    return err == cudaSuccess ? cudaFuncGetAttributes(&attributes, lk_sum_kernel<uint16_t>) : err;
+    for (const void *kernel :
+         { find_kernel(true, false), find_kernel(false, false), find_kernel(false, true) })
+        err = err == cudaSuccess ? cudaFuncGetAttributes(&attributes, kernel) : err;
+    return err;
 }

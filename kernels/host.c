@@ -63,6 +63,23 @@ float lk_host_scale(float value, uint32_t type, const void *pointer)
     return scale_value(value, (enum lk_type)type, pointer);
 }
 
+void lk_host_draws_begin(struct lk_host_draws *out, const struct lk_draws *from)
+{
+    *out = (struct lk_host_draws){ .seed = from->seed, .next = from->index };
+    if (from->device_offset) {
+        lk_host_use((uintptr_t)from->device_offset, sizeof(uint64_t), false);
+        out->next += *from->device_offset;
+    }
+    philox(out->seed, out->next / 8, out->block);
+}
+
+uint32_t lk_host_draw(struct lk_host_draws *draws)
+{
+    if (draws->next % 8 == 0)
+        philox(draws->seed, draws->next / 8, draws->block);
+    return random_bits(draws->block, draws->next++ % 8);
+}
+
 static void cast_pack_nearest(const struct lk_entry *entry, float scale)
 {
     const float *src = (const float *)(uintptr_t)entry->src;
@@ -130,14 +147,12 @@ static void run_launch(void *arg)
     }
 }
 
-static void store_sum(const struct lk_sum *sum, uint64_t i, float value)
+static uint32_t rounded_sum(const struct lk_sum *sum, float value, struct lk_host_draws *draws)
 {
-    bool nan = value != value;
+    bool stochastic = sum->rounding == LK_STOCHASTIC;
+    uint32_t random = stochastic ? lk_host_draw(draws) : 0;
 
-    if (sum->out_type == LK_FP32)
-        ((uint32_t *)sum->out)[i] = nan ? LK_FP32_NAN : float_bits(value);
-    else
-        ((uint16_t *)sum->out)[i] = (uint16_t)(nan ? LK_BF16_NAN : narrow_bf16(value, 1, 0, 0));
+    return value == value ? narrow_bf16(value, 1, stochastic, random) : LK_BF16_NAN;
 }
 
 static void run_sum(void *arg)
@@ -145,15 +160,21 @@ static void run_sum(void *arg)
     const struct lk_sum *sum = arg;
     const uint16_t *shards = sum->shards;
     float scale = lk_host_scale(sum->scale, sum->scale_type, sum->scale_pointer);
+    struct lk_host_draws draws;
 
     lk_host_use((uintptr_t)sum->shards, (sum->stride * (sum->n - 1) + sum->count) * 2, false);
     lk_host_use((uintptr_t)sum->out, sum->count * (sum->out_type == LK_FP32 ? 4 : 2), true);
+    lk_host_draws_begin(&draws, &sum->draws);
     for (uint64_t i = 0; i < sum->count; i++) {
         float value = widen_bf16(shards[i]);
 
         for (uint32_t r = 1; r < sum->n; r++)
             value += widen_bf16(shards[r * sum->stride + i]);
-        store_sum(sum, i, multiply(value, scale));
+        value = multiply(value, scale);
+        if (sum->out_type == LK_FP32)
+            ((uint32_t *)sum->out)[i] = value == value ? float_bits(value) : LK_FP32_NAN;
+        else
+            ((uint16_t *)sum->out)[i] = (uint16_t)rounded_sum(sum, value, &draws);
     }
 }
 

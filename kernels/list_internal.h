@@ -56,16 +56,26 @@ struct lk_launch {
     struct lk_entry entries[LK_MAX_ENTRIES]; /* head.n of them */
 };
 
+/* Where a launch's random numbers come from; element i of what it writes draws number index + i, and *device_offset more
+ * (NULL: none). */
+struct lk_draws {
+    uint64_t seed;
+    uint64_t index;
+    const uint64_t *device_offset;
+};
+
 struct lk_sum {
     const void *shards;
     void *out;
     uint64_t stride;
     uint64_t count;
     const void *scale_pointer;
+    struct lk_draws draws;
     float scale;
     uint32_t n;
     uint16_t scale_type;
     uint16_t out_type;
+    enum lk_rounding rounding; /* LK_STOCHASTIC only with bf16 */
 };
 
 struct lk_feedback {
@@ -74,8 +84,15 @@ struct lk_feedback {
     float *residual;
     uint64_t count;
     const void *scale_pointer;
+    struct lk_draws draws;
     float scale;
     enum lk_type scale_type;
+    enum lk_rounding rounding;
+};
+
+struct lk_count {
+    uint64_t *word;
+    uint64_t by;
 };
 
 struct lk_comparison {
@@ -92,12 +109,14 @@ int lk_run_launch(struct lk_launch *launch, void *stream);
 int lk_run_sum(const struct lk_sum *sum, void *stream);
 int lk_run_feedback(const struct lk_feedback *feedback, void *stream);
 int lk_run_compare(const struct lk_comparison *comparison, void *stream); /* count may be 0 */
+int lk_run_count(const struct lk_count *count, void *stream);
 
 /* Of the CUDA backend: loads its kernels on the current device. 0 or a cudaError_t. */
 int lk_load_lists(void);
 int lk_load_sum(void);
 int lk_load_compare(void);
 int lk_load_feedback(void);
+int lk_load_count(void);
 
 #ifdef __cplusplus
 }

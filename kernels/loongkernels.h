@@ -35,7 +35,7 @@
 extern "C" {
 #endif
 
-#define LK_ABI_VERSION 3
+#define LK_ABI_VERSION 4
 #define LK_PACK_ALIGN  8 /* elements */
 
 enum lk_type {
@@ -105,13 +105,15 @@ int lk_cast_pack(const struct lk_tensor *tensors, size_t n, void *packed,
                  const struct lk_scale *scale, enum lk_rounding rounding, const struct lk_rng *rng,
                  void *stream);
 
-/* packed[i] = bf16(scale * in[i] + what residual[i] owes), to nearest: error feedback. residual[i] gets what rounding has
- * lost, for the next call; it is all zero before the first. Whatever it holds does no harm: at most one part in 256 of
+/* packed[i] = bf16(scale * in[i] + what residual[i] owes): error feedback. residual[i] gets what rounding has lost, for the
+ * next call; it is all zero before the first. Whatever it holds does no harm: at most one part in 256 of
  * scale * in[i] is added at a time, the rest is owed further on, and of more than 65 times that much the rest is forgotten,
  * as it comes from other data. A scaled value of 0 is sent as it is, and so is one that is infinite or a NaN, which also
- * ends what is owed. The three ranges must not overlap; in and residual are aligned to 4 bytes. */
+ * ends what is owed. Element i draws as the wire's element i does. The three ranges must not overlap; in and residual are
+ * aligned to 4 bytes. */
 int lk_cast_feedback(const float *in, uint64_t count, void *packed, float *residual,
-                     const struct lk_scale *scale, void *stream);
+                     const struct lk_scale *scale, enum lk_rounding rounding,
+                     const struct lk_rng *rng, void *stream);
 
 /* ptr[i] = packed[offset + i]: a bf16 buffer to fp32 tensors. */
 int lk_cast_unpack(const struct lk_tensor *tensors, size_t n, const void *packed, void *stream);
@@ -123,11 +125,16 @@ int lk_unpack(const struct lk_tensor *tensors, size_t n, const void *packed, enu
               void *stream);
 
 /* out[i] = scale * (shards[i] + shards[stride + i] + shards[2 * stride + i] ...): n bf16 shards added in fp32 in this
- * order, rounded once (to nearest) if out_type is LK_BF16; LK_FP32 is not rounded. n >= 1, stride >= count unless
+ * order, rounded once if out_type is LK_BF16, out[i] as the wire's element i; LK_FP32 is not rounded. n >= 1, stride >= count unless
  * n is 1. A NaN result is 0x7fff (bf16) or 0x7fffffff. `out` may be one of the shards exactly (bf16 only); any other
  * overlap with the shards' range, gaps included, is -EINVAL. scale may be NULL (1). */
 int lk_sum_shards(const void *shards, size_t n, uint64_t stride, uint64_t count, void *out,
-                  enum lk_type out_type, const struct lk_scale *scale, void *stream);
+                  enum lk_type out_type, const struct lk_scale *scale, enum lk_rounding rounding,
+                  const struct lk_rng *rng, void *stream);
+
+/* *word += by, modulo 2^64, in stream order: an lk_rng's device_offset that runs on, also from replay to replay of a graph. word
+ * is aligned to 8 bytes. */
+int lk_count_up(uint64_t *word, uint64_t by, void *stream);
 
 /* How far a result is from another one of the same sum. */
 struct lk_difference {

@@ -81,10 +81,9 @@ LK_INLINE uint32_t narrow_bf16(float x, float scale, int stochastic, uint32_t ra
     return (bits + (stochastic ? random : 0x7fffU + (bits >> 16 & 1U))) >> 16;
 }
 
-/* One element of lk_cast_feedback: the rules are in loongkernels.h. */
-LK_INLINE uint32_t feed_bf16(float x, float scale, float *residual)
+/* `value` in bf16 with what its residual owes: the rules are in loongkernels.h (lk_cast_feedback). */
+LK_INLINE uint32_t feed_value(float value, float *residual, int stochastic, uint32_t random)
 {
-    float value = multiply(x, scale);
     float limit = multiply(bits_float(float_bits(value) & 0x7fffffffU), 0x1p-8F);
     float owed = *residual == *residual ? *residual : 0;
     float paid = owed > limit ? limit : owed < -limit ? -limit : owed;
@@ -93,13 +92,23 @@ LK_INLINE uint32_t feed_bf16(float x, float scale, float *residual)
 
     *residual = 0;
     if ((float_bits(value) & 0x7f800000U) == 0x7f800000U)
-        return narrow_bf16(x, scale, 0, 0);
+        return narrow_bf16(value, 1, 0, 0);
     if (limit > 0 && (rest > 64 * limit || rest < -64 * limit))
         rest = 0;
-    sent = narrow_bf16(paid == 0 ? value : value + paid, 1, 0, 0); /* -0.0 stays what it is */
+    sent = narrow_bf16(paid == 0 ? value : value + paid, 1, stochastic,
+                       random); /* -0.0 stays what it is */
     if ((sent & 0x7f80U) != 0x7f80U)
         *residual = rest + ((value - widen_bf16(sent)) + paid);
     return sent;
+}
+
+/* One element of lk_cast_feedback. */
+LK_INLINE uint32_t feed_bf16(float x, float scale, float *residual, int stochastic, uint32_t random)
+{
+    float value = multiply(x, scale);
+    uint32_t sent = feed_value(value, residual, stochastic, random);
+
+    return value == value ? sent : narrow_bf16(x, scale, 0, 0);
 }
 
 /* To nearest even; every NaN becomes 0x7fff. */

@@ -35,7 +35,7 @@
     X(cudaMemcpyAsync) X(lost_copy) X(cudaMemsetAsync) X(cudaStreamCreateWithFlags) \
     X(cudaStreamCreateWithPriority) X(cudaStreamGetPriority) X(cudaStreamDestroy)
 #define KERNEL_SITES(X) \
-    X(lk_load_all) X(lk_rings_load) X(lk_cast_pack) X(lk_cast_feedback) X(lk_cast_unpack) X(lk_pack) X(lk_unpack) X(lk_sum_shards) X(lk_compare) \
+    X(lk_load_all) X(lk_rings_load) X(lk_cast_pack) X(lk_cast_feedback) X(lk_cast_unpack) X(lk_pack) X(lk_unpack) X(lk_sum_shards) X(lk_compare) X(lk_count_up) \
     X(lk_segment_new) X(lk_segment_map) X(lk_segment_free) X(lk_rings_all_reduce) X(lk_rings_reduce_scatter) X(lk_lines_all_reduce)
 /* clang-format on */
 
@@ -277,8 +277,9 @@ FOUND(lk_cast_pack, cudaErrorLaunchFailure, (const struct lk_tensor *tensors, si
 FOUND(lk_cast_unpack, cudaErrorLaunchFailure, (const struct lk_tensor *tensors, size_t n, const void *packed, void *stream), (tensors, n, packed, stream))
 FOUND(lk_pack, cudaErrorLaunchFailure, (const struct lk_tensor *tensors, size_t n, void *packed, enum lk_type type, void *stream), (tensors, n, packed, type, stream))
 FOUND(lk_unpack, cudaErrorLaunchFailure, (const struct lk_tensor *tensors, size_t n, const void *packed, enum lk_type type, void *stream), (tensors, n, packed, type, stream))
-FOUND(lk_sum_shards, cudaErrorLaunchFailure, (const void *shards, size_t n, uint64_t stride, uint64_t count, void *out, enum lk_type out_type, const struct lk_scale *scale, void *stream), (shards, n, stride, count, out, out_type, scale, stream))
-FOUND(lk_cast_feedback, cudaErrorLaunchFailure, (const float *in, uint64_t count, void *packed, float *residual, const struct lk_scale *scale, void *stream), (in, count, packed, residual, scale, stream))
+FOUND(lk_sum_shards, cudaErrorLaunchFailure, (const void *shards, size_t n, uint64_t stride, uint64_t count, void *out, enum lk_type out_type, const struct lk_scale *scale, enum lk_rounding rounding, const struct lk_rng *rng, void *stream), (shards, n, stride, count, out, out_type, scale, rounding, rng, stream))
+FOUND(lk_cast_feedback, cudaErrorLaunchFailure, (const float *in, uint64_t count, void *packed, float *residual, const struct lk_scale *scale, enum lk_rounding rounding, const struct lk_rng *rng, void *stream), (in, count, packed, residual, scale, rounding, rng, stream))
+FOUND(lk_count_up, cudaErrorLaunchFailure, (uint64_t *word, uint64_t by, void *stream), (word, by, stream))
 FOUND(lk_compare, cudaErrorLaunchFailure, (const void *got, const void *want, uint64_t count, enum lk_type type, void *work, struct lk_difference *out, void *stream), (got, want, count, type, work, out, stream))
 /* clang-format on */
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "kernels/value_internal.h"
 #include "tests/check.h"
 #include "tests/kernels/reference.h"
 #include "tests/kernels/target.h"
@@ -457,6 +458,8 @@ struct sum_case {
     size_t shift; /* of the output, in elements */
     enum lk_type type;
     float scale;
+    enum lk_rounding rounding;
+    struct lk_rng rng;
 };
 
 /* The sum in the contract's order, in fp32, and how far from the exact one it may be. */
@@ -491,7 +494,10 @@ static void check_sum_element(const struct sum_case *c, const uint16_t *shards, 
         CHECK(bits == (wide ? 0x7fffffffU : 0x7fffU));
         return;
     }
-    CHECK(bits == (wide ? ref_bits(sum) : ref_nearest(sum, 1)));
+    if (!wide && c->rounding == LK_STOCHASTIC)
+        CHECK(bits == ref_stochastic(sum, 1, ref_random(c->rng.seed, c->rng.offset + i)));
+    else
+        CHECK(bits == (wide ? ref_bits(sum) : ref_nearest(sum, 1)));
     CHECK(isinf(sum) || !isfinite(exact) || fabs((double)sum - exact) <= bound);
 }
 
@@ -503,7 +509,7 @@ static void check_sum(const struct target *t, const struct buffer *in, const str
     const unsigned char *near = out->near + ((unsigned char *)result - out->far);
 
     CHECK(t->lib.lk_sum_shards(in->far, c->n, c->stride, c->count, result, c->type,
-                               c->scale == 1 ? NULL : &scale, NULL) == 0);
+                               c->scale == 1 ? NULL : &scale, c->rounding, &c->rng, NULL) == 0);
     download(out);
     for (size_t i = 0; i < c->count; i++)
         check_sum_element(c, (uint16_t *)in->near, i, load_bits(near + i * bytes, bytes));
@@ -526,7 +532,7 @@ static void sums_follow_the_reference(const struct target *t)
     upload(&in);
     for (size_t k = 0; k < sizeof(ranks) / sizeof(*ranks); k++)
         for (size_t j = 0; j < sizeof(counts) / sizeof(*counts); j += t->small ? 3 : 1)
-            for (unsigned int way = 0; way < 16; way++) {
+            for (unsigned int way = 0; way < 32; way++) {
                 struct sum_case c = {
                     .n = ranks[k],
                     .count = counts[j],
@@ -534,6 +540,8 @@ static void sums_follow_the_reference(const struct target *t)
                     .shift = way & 2 ? 1 : 0,
                     .type = way & 4 ? LK_FP32 : LK_BF16,
                     .scale = way & 8 ? 0.3F : 1,
+                    .rounding = way & 16 ? LK_STOCHASTIC : LK_NEAREST,
+                    .rng = {.seed = way, .offset = j % 2 ? 24 : 13},
                 };
 
                 upload(&out);
@@ -557,8 +565,8 @@ static void a_sum_may_replace_one_of_its_shards(const struct target *t)
         for (size_t i = 0; i < in.bytes / 2; i++)
             ((uint16_t *)in.near)[i] = (uint16_t)(0x3f00 + ref_next(&state) % 256);
         upload(&in);
-        CHECK(t->lib.lk_sum_shards(in.far, 5, 3000, 3000, in.far + r * 6000, LK_BF16, NULL, NULL) ==
-              0);
+        CHECK(t->lib.lk_sum_shards(in.far, 5, 3000, 3000, in.far + r * 6000, LK_BF16, NULL,
+                                   LK_NEAREST, NULL, NULL) == 0);
         t->get(got, in.far, in.bytes);
         for (size_t i = 0; i < in.bytes / 2; i++)
             CHECK(got[i] == (i / 3000 == r ? ref_nearest(sum_reference((uint16_t *)in.near, &c,
@@ -637,17 +645,21 @@ static void differences_are_measured(const struct target *t)
 
 /* `steps` calls on the same values, whose sum over the calls must come out. `first`: what residuals hold before. */
 static void feed(const struct target *t, size_t n, size_t shift, int steps, float first,
-                 double *worst_sum, double *worst_call)
+                 enum lk_rounding rounding, double *worst_sum, double *worst_call)
 {
     struct buffer in = make_buffer(t, (n + shift) * 4), kept = make_buffer(t, (n + shift) * 4);
     struct buffer out = make_buffer(t, (n + shift) * 2);
     struct lk_scale scale = { .value = 0.75F };
+    struct lk_rng rng = { .seed = 9, .offset = shift };
     double *sum = calloc(n, sizeof(*sum)), *want = calloc(n, sizeof(*want));
+    float *model = calloc(n, sizeof(*model));
     uint64_t state = 5;
 
-    CHECK(sum && want);
+    CHECK(sum && want && model);
     for (size_t i = 0; i < n + shift; i++)
         ((float *)kept.near)[i] = first;
+    for (size_t i = 0; i < n; i++)
+        model[i] = first;
     upload(&kept);
     *worst_sum = *worst_call = 0;
     for (int s = 0; s < steps; s++) {
@@ -658,8 +670,19 @@ static void feed(const struct target *t, size_t n, size_t shift, int steps, floa
         upload(&in);
         upload(&out);
         CHECK(t->lib.lk_cast_feedback((float *)in.far + shift, n, (uint16_t *)out.far + shift,
-                                      (float *)kept.far + shift, &scale, NULL) == 0);
+                                      (float *)kept.far + shift, &scale, rounding, &rng,
+                                      NULL) == 0);
         download(&out);
+        download(&kept);
+        for (size_t i = 0; i < n; i++) {
+            uint32_t random = ref_random(rng.seed, rng.offset + i);
+            uint32_t bits = feed_bf16(((float *)in.near)[i + shift], 0.75F, &model[i],
+                                      rounding == LK_STOCHASTIC, random);
+
+            CHECK(bits == ((uint16_t *)out.near)[i + shift]);
+            CHECK(ref_bits(model[i]) == ref_bits(((float *)kept.near)[i + shift]));
+        }
+        rng.offset += n;
         for (size_t i = 0; i < n; i++) {
             double got = ref_float((uint32_t)((uint16_t *)out.near)[i + shift] << 16);
             double value = 0.75F * ((float *)in.near)[i + shift];
@@ -679,6 +702,7 @@ static void feed(const struct target *t, size_t n, size_t shift, int steps, floa
     }
     free(sum);
     free(want);
+    free(model);
     drop(&in);
     drop(&kept);
     drop(&out);
@@ -690,9 +714,12 @@ static void what_rounding_loses_is_sent_later(const struct target *t)
     double sum, call;
 
     for (size_t shift = 0; shift < 4; shift++) {
-        feed(t, 1031, shift, steps, 0, &sum, &call);
+        feed(t, 1031, shift, steps, 0, LK_NEAREST, &sum, &call);
         CHECK(sum < 0.02);            /* one rounding, not `steps` of them, which is 0.2 and more */
         CHECK(call <= 2.02 * 0x1p-8); /* and no call is much worse for it */
+        feed(t, 1031, shift, steps, 0, LK_STOCHASTIC, &sum, &call);
+        CHECK(sum < 0.06); /* these may owe several roundings */
+        CHECK(call <= 3.03 * 0x1p-8);
     }
 }
 
@@ -703,13 +730,26 @@ static void residuals_of_anything_do_no_harm(const struct target *t)
     double sum, call;
 
     for (size_t i = 0; i < sizeof(firsts) / sizeof(*firsts); i++) {
-        feed(t, 1031, 0, 30, firsts[i], &sum, &call);
+        feed(t, 1031, 0, 30, firsts[i], LK_NEAREST, &sum, &call);
         CHECK(call <= 2.02 * 0x1p-8 && sum < 0.3);
     }
-    feed(t, 1031, 0, 30, ref_float(0x7fc00000), &sum, &call);
+    feed(t, 1031, 0, 30, ref_float(0x7fc00000), LK_NEAREST, &sum, &call);
     CHECK(call <= 2.02 * 0x1p-8 && sum < 0.02);
-    feed(t, 1031, 0, 30, ref_float(0xff800000), &sum, &call);
+    feed(t, 1031, 0, 30, ref_float(0xff800000), LK_NEAREST, &sum, &call);
     CHECK(call <= 2.02 * 0x1p-8 && sum < 0.3);
+}
+
+static void a_count_runs_on(const struct target *t)
+{
+    struct buffer word = make_buffer(t, 8);
+
+    *(uint64_t *)word.near = UINT64_MAX - 1;
+    upload(&word);
+    for (int i = 0; i < 3; i++)
+        CHECK(t->lib.lk_count_up((uint64_t *)word.far, UINT64_C(1) << 40, NULL) == 0);
+    download(&word);
+    CHECK(*(uint64_t *)word.near == (UINT64_C(3) << 40) - 2);
+    drop(&word);
 }
 
 static void bad_arguments_are_refused(const struct target *t)
@@ -740,26 +780,39 @@ static void bad_arguments_are_refused(const struct target *t)
     REFUSED(t->lib.lk_cast_unpack(both, 2, packed.far, NULL));
     REFUSED(t->lib.lk_unpack(&good, 1, packed.far + 2, LK_FP32, NULL));
     REFUSED(t->lib.lk_pack(&good, 1, packed.far, (enum lk_type)3, NULL));
-    REFUSED(t->lib.lk_sum_shards(packed.far, 0, 10, 10, apart.far, LK_BF16, NULL, NULL));
-    REFUSED(t->lib.lk_sum_shards(packed.far, 2, 9, 10, apart.far, LK_BF16, NULL, NULL));
-    REFUSED(t->lib.lk_sum_shards(packed.far, 2, 10, 10, packed.far + 2, LK_BF16, NULL, NULL));
-    REFUSED(t->lib.lk_sum_shards(packed.far, 2, 10, 10, packed.far, LK_FP32, NULL, NULL));
-    REFUSED(t->lib.lk_sum_shards(packed.far, 2, 10, 10, apart.far, LK_FP16, NULL, NULL));
-    REFUSED(
-        t->lib.lk_sum_shards(packed.far, 3, UINT64_MAX / 2, 10, apart.far, LK_BF16, NULL, NULL));
+    REFUSED(t->lib.lk_sum_shards(packed.far, 2, 10, 10, apart.far, LK_BF16, NULL, LK_STOCHASTIC,
+                                 NULL, NULL));
+    REFUSED(t->lib.lk_sum_shards(packed.far, 0, 10, 10, apart.far, LK_BF16, NULL, LK_NEAREST, NULL,
+                                 NULL));
+    REFUSED(t->lib.lk_sum_shards(packed.far, 2, 9, 10, apart.far, LK_BF16, NULL, LK_NEAREST, NULL,
+                                 NULL));
+    REFUSED(t->lib.lk_sum_shards(packed.far, 2, 10, 10, packed.far + 2, LK_BF16, NULL, LK_NEAREST,
+                                 NULL, NULL));
+    REFUSED(t->lib.lk_sum_shards(packed.far, 2, 10, 10, packed.far, LK_FP32, NULL, LK_NEAREST, NULL,
+                                 NULL));
+    REFUSED(t->lib.lk_sum_shards(packed.far, 2, 10, 10, apart.far, LK_FP16, NULL, LK_NEAREST, NULL,
+                                 NULL));
+    REFUSED(t->lib.lk_sum_shards(packed.far, 3, UINT64_MAX / 2, 10, apart.far, LK_BF16, NULL,
+                                 LK_NEAREST, NULL, NULL));
 #undef REFUSED
     CHECK(t->lib.lk_cast_pack(NULL, 0, NULL, NULL, LK_NEAREST, NULL, NULL) == 0);
     CHECK(t->lib.lk_cast_feedback((float *)apart.far, 10, packed.far, (float *)apart.far, NULL,
-                                  NULL) == -EINVAL);
+                                  LK_NEAREST, NULL, NULL) == -EINVAL);
     CHECK(t->lib.lk_cast_feedback((float *)apart.far, 10, packed.far, (float *)(packed.far + 16),
-                                  NULL, NULL) == -EINVAL);
+                                  NULL, LK_NEAREST, NULL, NULL) == -EINVAL);
     CHECK(t->lib.lk_cast_feedback((float *)(apart.far + 2), 10, packed.far,
-                                  (float *)(packed.far + 64), NULL, NULL) == -EINVAL);
+                                  (float *)(packed.far + 64), NULL, LK_NEAREST, NULL,
+                                  NULL) == -EINVAL);
+    CHECK(t->lib.lk_cast_feedback((float *)apart.far, 10, packed.far, (float *)(packed.far + 64),
+                                  NULL, LK_STOCHASTIC, NULL, NULL) == -EINVAL);
+    CHECK(t->lib.lk_count_up((uint64_t *)(apart.far + 4), 1, NULL) == -EINVAL);
+    CHECK(t->lib.lk_count_up(NULL, 1, NULL) == -EINVAL);
     CHECK(t->lib.lk_compare(apart.far, packed.far, 1, (enum lk_type)3, apart.far, (void *)apart.far,
                             NULL) == -EINVAL);
     CHECK(t->lib.lk_compare(apart.far, packed.far + 2, 1, LK_FP32, apart.far, (void *)apart.far,
                             NULL) == -EINVAL);
-    CHECK(t->lib.lk_sum_shards(packed.far, 2, 0, 0, apart.far, LK_BF16, NULL, NULL) == 0);
+    CHECK(t->lib.lk_sum_shards(packed.far, 2, 0, 0, apart.far, LK_BF16, NULL, LK_NEAREST, NULL,
+                               NULL) == 0);
     CHECK(t->lib.lk_error_text(-EINVAL)[0] && t->lib.lk_error_text(0)[0]);
     drop(&apart);
     drop(&packed);
@@ -779,5 +832,6 @@ void check_behaviours(const struct target *t)
     differences_are_measured(t);
     what_rounding_loses_is_sent_later(t);
     residuals_of_anything_do_no_harm(t);
+    a_count_runs_on(t);
     bad_arguments_are_refused(t);
 }
