@@ -71,6 +71,8 @@ enum kind {
     FP16,
     NARROWED,
     NARROWED_STOCHASTIC,
+    NARROWED_FED,
+    NARROWED_FED_STOCHASTIC,
     KINDS,
 };
 
@@ -78,6 +80,8 @@ kind kind_of(const lk_ring_head &h)
 {
     if (h.wire == h.type)
         return h.type == LK_FP32 ? FP32 : h.type == LK_BF16 ? BF16 : FP16;
+    if (h.residual)
+        return h.rounding == LK_STOCHASTIC ? NARROWED_FED_STOCHASTIC : NARROWED_FED;
     return h.rounding == LK_STOCHASTIC ? NARROWED_STOCHASTIC : NARROWED;
 }
 
@@ -99,6 +103,9 @@ kernel_set find_set(kind k, form f)
     case FP16: return lines ? one_shot<value_16<true>>(ahead) : two_shot<value_16<true>>();
     case NARROWED: return lines ? kernel_set{} : two_shot<value_fp32_bf16<false>>();
     case NARROWED_STOCHASTIC: return lines ? kernel_set{} : two_shot<value_fp32_bf16<true>>();
+    case NARROWED_FED: return lines ? kernel_set{} : two_shot<value_fp32_bf16_fed<false>>();
+    case NARROWED_FED_STOCHASTIC:
+        return lines ? kernel_set{} : two_shot<value_fp32_bf16_fed<true>>();
     default: return {};
     }
 }

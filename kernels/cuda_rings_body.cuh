@@ -120,23 +120,35 @@ template <class V, class Args> struct data {
                 V::store_one_of(out + i, wire, i);
     }
 
+    /* This lane's pack of a part, rounded for the wire; draw: its first number. */
+    __device__ __forceinline__ uint4 round(const float x[V::pack], uint32_t part, uint32_t pack,
+                                           uint32_t count, uint64_t draw) const
+    {
+        if constexpr (V::fed)
+            return V::feed(x, lk_residual(&args.head, part, pack), count, random, draw);
+        else
+            return V::to_wire(x, random, draw);
+    }
+
     /* This lane's contribution, as it travels. What is behind the tensor's end stays zero, whatever the factor. */
-    __device__ __forceinline__ uint4 contribution(float x[V::pack], uint32_t pack,
+    __device__ __forceinline__ uint4 contribution(float x[V::pack], uint32_t part, uint32_t pack,
                                                   uint32_t count) const
     {
 #pragma unroll
         for (uint32_t i = 0; i < V::pack; i++)
             x[i] = i < count ? multiply(x[i], pre) : 0;
-        return V::to_wire(x, random, static_cast<uint64_t>(pack) * V::pack);
+        return round(x, part, pack, count, static_cast<uint64_t>(pack) * V::pack);
     }
-    __device__ __forceinline__ uint4 result(float sum[V::pack], uint32_t pack, uint32_t count) const
+    __device__ __forceinline__ uint4 result(float sum[V::pack], uint32_t part, uint32_t pack,
+                                            uint32_t count) const
     {
         float post = args.head.post;
 
 #pragma unroll
         for (uint32_t i = 0; i < V::pack; i++)
             sum[i] = i < count ? V::result(sum[i], post) : 0;
-        return V::to_wire(sum, random, LK_RESULT_DRAWS + static_cast<uint64_t>(pack) * V::pack);
+        return round(sum, part, pack, count,
+                     LK_RESULT_DRAWS + static_cast<uint64_t>(pack) * V::pack);
     }
 };
 
@@ -198,7 +210,7 @@ template <class V, class Args, class Path> struct send_work : data<V, Args> {
         float x[V::pack];
 
         V::spread(raw, lane, x);
-        return put(j, granule, this->contribution(x, pack, V::pack));
+        return put(j, granule, this->contribution(x, j.part, pack, V::pack));
     }
 
     template <uint32_t Count>
@@ -224,7 +236,7 @@ template <class V, class Args, class Path> struct send_work : data<V, Args> {
         float x[V::pack];
 
         this->load_single(p, x);
-        return put(j, granule, this->contribution(x, pack, p.count));
+        return put(j, granule, this->contribution(x, j.part, pack, p.count));
     }
 
     /* At a border of tensors what is left and right of it goes in halves, so that few loads wait alone. */
@@ -256,7 +268,7 @@ template <class V, class Args, class Path> struct reduce_work : data<V, Args> {
     using base::args;
     using base::lane;
     value_writer<V, Path> writer;
-    static constexpr uint32_t peers_ahead = 2 / V::weight;
+    static constexpr uint32_t peers_ahead = V::weight < 2 ? 2 : 1;
     static constexpr uint32_t granule_elements = granule_packs * V::pack;
     using element = typename V::element;
 
@@ -350,7 +362,7 @@ template <class V, class Args, class Path> struct reduce_work : data<V, Args> {
         for (uint32_t k = 0; k < V::pack; k++)
             sum[k] = add(sum[k], x[k]);
 
-        uint4 rounded = this->result(sum, pack, V::pack);
+        uint4 rounded = this->result(sum, j.part, pack, V::pack);
 
         V::store(out, lane, rounded);
         return put(j, granule, rounded);
@@ -386,7 +398,7 @@ template <class V, class Args, class Path> struct reduce_work : data<V, Args> {
         scale(own);
         add_all(j, granule, own, sum);
 
-        uint4 rounded = this->result(sum, pack, V::pack);
+        uint4 rounded = this->result(sum, j.part, pack, V::pack);
 
         V::store(reinterpret_cast<element *>(p.out), lane, rounded);
         return put(j, granule, rounded);
@@ -402,7 +414,7 @@ template <class V, class Args, class Path> struct reduce_work : data<V, Args> {
         scale(own);
         add_all(j, granule, own, sum);
 
-        uint4 rounded = this->result(sum, pack, p.count);
+        uint4 rounded = this->result(sum, j.part, pack, p.count);
 
         this->store_single(p, rounded);
         return put(j, granule, rounded);
@@ -522,6 +534,7 @@ __device__ __forceinline__ void run_data_warp(const Args &args, pipeline *pipeli
                                               uint8_t *stages)
 {
     using Path = typename R::path;
+    constexpr uint32_t reduce_ahead = R::reduce_ahead > V::weight ? R::reduce_ahead / V::weight : 1;
     uint8_t *stage = Path::bulk ? stages + warp * stage_bytes : nullptr;
     auto run = [pipelines](auto work, uint32_t role, uint32_t number, uint32_t warps) {
         move_jobs(&work, &pipelines[role], number, warps, work.span(warps));
@@ -531,8 +544,8 @@ __device__ __forceinline__ void run_data_warp(const Args &args, pipeline *pipeli
         run(batches<R::send_ahead / V::weight, send_work<V, Args, Path>>(args, stage), ROLE_SEND,
             warp, R::send);
     else if (warp < R::send + R::reduce)
-        run(batches<R::reduce_ahead / V::weight, reduce_work<V, Args, Path>>(args, stage),
-            ROLE_REDUCE, warp - R::send, R::reduce);
+        run(batches<reduce_ahead, reduce_work<V, Args, Path>>(args, stage), ROLE_REDUCE,
+            warp - R::send, R::reduce);
     else if (args.head.work == LK_WORK_ALL_REDUCE)
         run(batches<R::take_ahead, take_work<V, Args>>(args), ROLE_TAKE, warp - R::send - R::reduce,
             R::take);

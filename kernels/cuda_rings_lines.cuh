@@ -94,7 +94,7 @@ __device__ __forceinline__ void send_batch(const data<V, Args> &d, const lines &
 #pragma unroll
     for (uint32_t i = 0; i < Ahead; i++) {
         if (pack + i * step < h.packs) {
-            b->own[i] = d.contribution(x[i], pack + i * step, b->p[i].count);
+            b->own[i] = d.contribution(x[i], 0, pack + i * step, b->p[i].count);
             l.send(h, pack + i * step, b->own[i]);
         }
     }
@@ -146,7 +146,7 @@ __device__ __forceinline__ bool add_batch(const data<V, Args> &d, const lines &l
 #pragma unroll
     for (uint32_t i = 0; i < Ahead; i++)
         if (pack + i * step < h.packs)
-            d.store_single(b.p[i], d.result(sum[i], pack + i * step, b.p[i].count));
+            d.store_single(b.p[i], d.result(sum[i], 0, pack + i * step, b.p[i].count));
     return true;
 }
 

@@ -7,6 +7,8 @@
 #define LK_CUDA_RINGS_VALUES_CUH
 
 #include "kernels/cuda_rings_ops.cuh"
+#include "kernels/device_random.cuh"
+#include "kernels/rings_internal.h"
 
 namespace lk_rings_device
 {
@@ -20,44 +22,6 @@ struct draws {
 __device__ __forceinline__ float add(float a, float b)
 {
     return __fadd_rn(a, b);
-}
-
-__device__ __forceinline__ uint32_t random_of(const draws &d, uint64_t index)
-{
-    uint32_t block[4];
-
-    philox(d.seed, index / 8, block);
-    /* constant indices only: a variable one would put the block into local memory */
-    uint32_t pair = index & 4 ? (index & 2 ? block[3] : block[2])
-                              : (index & 2 ? block[1] : block[0]);
-    return pair >> 16 * static_cast<uint32_t>(index & 1) & 0xffffU;
-}
-
-__device__ __forceinline__ uint32_t round_up_or_down(float value, uint32_t random)
-{
-    return value != value ? LK_BF16_NAN : (float_bits(value) + random) >> 16;
-}
-
-/* Eight values to bf16 with random bits from `index` on. */
-__device__ __forceinline__ uint4 narrow_stochastic(const float x[8], const draws &d, uint64_t index)
-{
-    uint32_t random[4];
-    uint32_t out[4];
-
-    if (index % 8 == 0) {
-        philox(d.seed, index / 8, random);
-    } else {
-#pragma unroll 1
-        for (int i = 3; i >= 0; i--) {
-            random[3] = random[2], random[2] = random[1], random[1] = random[0];
-            random[0] = random_of(d, index + 2 * i) | random_of(d, index + 2 * i + 1) << 16;
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        out[i] = round_up_or_down(x[2 * i], random[i] & 0xffffU) |
-                 round_up_or_down(x[2 * i + 1], random[i] >> 16) << 16;
-    return make_uint4(out[0], out[1], out[2], out[3]);
 }
 
 __device__ __forceinline__ void widen_bf16_pack(const uint4 &pack, float x[8])
@@ -80,6 +44,7 @@ __device__ __forceinline__ uint4 narrow_bf16_pack(const float x[8])
 /* Both sides fp32. */
 struct value_fp32 {
     using element = float;
+    static constexpr bool fed = false;  /* rounding adds what a residual owes */
     static constexpr uint32_t pack = 4; /* elements */
     static constexpr uint32_t weight =
         1; /* a warp moves fewer granules at once where each takes more registers */
@@ -164,6 +129,7 @@ __device__ __forceinline__ uint32_t half_of(const uint4 &w, uint32_t i)
 /* fp32 tensors, bf16 wire. */
 template <bool Stochastic> struct value_fp32_bf16 {
     using element = float;
+    static constexpr bool fed = false;
     static constexpr uint32_t pack = 8;
     static constexpr uint32_t weight = Stochastic ? 2 : 1;
     struct raw {
@@ -213,7 +179,7 @@ template <bool Stochastic> struct value_fp32_bf16 {
     static __device__ __forceinline__ uint4 to_wire(const float x[8], const draws &d,
                                                     uint64_t index)
     {
-        return Stochastic ? narrow_stochastic(x, d, d.index + index) : narrow_bf16_pack(x);
+        return Stochastic ? narrow_stochastic(x, d.seed, d.index + index) : narrow_bf16_pack(x);
     }
 
     static __device__ __forceinline__ void from_wire(const uint4 &w, float x[8])
@@ -254,9 +220,41 @@ template <bool Stochastic> struct value_fp32_bf16 {
     }
 };
 
+/* The same with error feedback. */
+template <bool Stochastic> struct value_fp32_bf16_fed : value_fp32_bf16<Stochastic> {
+    static constexpr bool fed = true;
+    static constexpr uint32_t weight = 4;
+
+    /* Of the first `count` elements; what is behind them owes nothing. owed: the pack's residuals. */
+    static __device__ __forceinline__ uint4 feed(const float x[8], float *owed, uint32_t count,
+                                                 const draws &d, uint64_t index)
+    {
+        uint32_t random[4] = {}, out[4];
+
+        if (Stochastic)
+            random_eight(d.seed, d.index + index, random);
+#pragma unroll
+        for (uint32_t half = 0; half < 2; half++) {
+            float4 *at = reinterpret_cast<float4 *>(owed) + half;
+            float4 e = count > 4 * half ? __ldcs(at) : make_float4(0, 0, 0, 0);
+            const uint32_t *bits = random + 2 * half;
+            const float *y = x + 4 * half;
+
+            out[2 * half] = lk_feed(y[0], &e.x, Stochastic, bits[0] & 0xffffU) |
+                            lk_feed(y[1], &e.y, Stochastic, bits[0] >> 16) << 16;
+            out[2 * half + 1] = lk_feed(y[2], &e.z, Stochastic, bits[1] & 0xffffU) |
+                                lk_feed(y[3], &e.w, Stochastic, bits[1] >> 16) << 16;
+            if (count > 4 * half)
+                __stcs(at, e);
+        }
+        return make_uint4(out[0], out[1], out[2], out[3]);
+    }
+};
+
 /* Both sides of one 16-bit type. */
 template <bool Half> struct value_16 {
     using element = uint16_t;
+    static constexpr bool fed = false;
     static constexpr uint32_t pack = 8;
     static constexpr uint32_t weight = 1;
     using raw = uint4;

@@ -302,7 +302,7 @@ static bool reduce_one(struct lk_cta *cta, uint32_t channel)
         lk_slot_take(cta, LK_SCATTER, rank, channel, word, bytes);
         lk_span_add(cta, span, cta->in, rank > 0);
     }
-    lk_span_result(cta, span);
+    lk_span_result(cta, span, me * !gathers(cta));
     lk_span_store(cta, span, cta->wire);
     live = lk_slot_live(cta, bytes);
     for (uint32_t peer = 0; peer < ranks && gathers(cta); peer++) {
@@ -437,6 +437,9 @@ static void declare_use(const struct lk_job *job)
         lk_host_use(entry->in, (stride * (parts - 1) + entry->count) * bytes, false);
         lk_host_use(entry->out, entry->count * bytes, true);
     }
+    if (head->residual)
+        lk_host_use((uintptr_t)head->residual,
+                    parts * head->packs * lk_pack_elements(head->wire) * sizeof(float), true);
 }
 
 static void run_job(void *arg)

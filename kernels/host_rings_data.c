@@ -75,42 +75,31 @@ ALWAYS void store(uint32_t type, void *base, uint64_t i, uint32_t bits)
         ((uint16_t *)base)[i] = (uint16_t)bits;
 }
 
-/* Random bits of consecutive elements. */
-struct draws {
-    uint64_t seed;
-    uint64_t next;
-    uint32_t block[4];
-};
-
-static struct draws start_draws(const struct lk_cta *cta, struct lk_span span,
-                                const struct piece *piece, uint64_t offset)
+/* Of a piece; offset: LK_RESULT_DRAWS when the result is rounded. */
+static struct lk_host_draws start_draws(const struct lk_cta *cta, struct lk_span span,
+                                        const struct piece *piece, uint64_t offset)
 {
-    struct draws draws = { .seed = cta->head->seed };
+    uint64_t element = (uint64_t)span.first * lk_pack_elements(cta->head->wire) + piece->at;
+    struct lk_draws from = { cta->head->seed, cta->job->index + offset + element, NULL };
+    struct lk_host_draws draws;
 
-    draws.next = cta->job->index + offset +
-                 (uint64_t)span.first * lk_pack_elements(cta->head->wire) + piece->at;
-    philox(draws.seed, draws.next / 8, draws.block);
+    lk_host_draws_begin(&draws, &from);
     return draws;
 }
 
-static uint32_t draw(struct draws *draws)
-{
-    if (draws->next % 8 == 0)
-        philox(draws->seed, draws->next / 8, draws->block);
-    return random_bits(draws->block, draws->next++ % 8);
-}
-
-/* Loops over the elements of a piece, compiled for each pair of types. */
+/* Loops over the elements of a piece, compiled for each pair of types. owed: of the piece's first element; NULL: none. */
 ALWAYS void round_piece(struct lk_cta *cta, const void *in, const struct piece *piece,
-                        struct draws *draws, uint32_t type, uint32_t wire)
+                        struct lk_host_draws *draws, float *owed, uint32_t type, uint32_t wire)
 {
     float pre = cta->job->pre;
 
     for (uint32_t i = 0; i < piece->count; i++) {
         float value = multiply(load(type, in, i), pre);
+        uint32_t random = draws ? lk_host_draw(draws) : 0;
 
         store(wire, cta->wire, piece->at + i,
-              lk_narrow(wire, value, draws != NULL, draws ? draw(draws) : 0));
+              owed ? lk_feed(value, &owed[i], draws != NULL, random)
+                   : lk_narrow(wire, value, draws != NULL, random));
     }
 }
 
@@ -127,17 +116,26 @@ ALWAYS void own_piece(struct lk_cta *cta, const void *in, const struct piece *pi
     }
 }
 
-ALWAYS void result_piece(struct lk_cta *cta, const struct piece *piece, struct draws *draws,
-                         uint32_t wire)
+ALWAYS void result_piece(struct lk_cta *cta, const struct piece *piece, struct lk_host_draws *draws,
+                         float *owed, uint32_t wire)
 {
     float post = cta->head->post;
 
     for (uint32_t i = 0; i < piece->count; i++) {
         float value = multiply(cta->sum[piece->at + i], post);
+        uint32_t random = draws ? lk_host_draw(draws) : 0;
 
         store(wire, cta->wire, piece->at + i,
-              lk_narrow(wire, value, draws != NULL, draws ? draw(draws) : 0));
+              owed ? lk_feed(value, &owed[i], draws != NULL, random)
+                   : lk_narrow(wire, value, draws != NULL, random));
     }
+}
+
+/* What a piece owes; NULL: there is no feedback. */
+static float *residual(const struct lk_cta *cta, struct lk_span span, const struct piece *piece,
+                       uint32_t part)
+{
+    return cta->head->residual ? lk_residual(cta->head, part, span.first) + piece->at : NULL;
 }
 
 static const void *input(const struct lk_cta *cta, const struct piece *piece, uint32_t part)
@@ -162,19 +160,20 @@ void lk_span_round(struct lk_cta *cta, struct lk_span span, uint32_t part)
     clear(cta, span, cta->wire);
     while (next(cta->job, span, &cursor, &piece)) {
         const void *in = input(cta, &piece, part);
+        float *owed = residual(cta, span, &piece, part);
 
         if (cta->head->rounding == LK_STOCHASTIC) {
-            struct draws draws = start_draws(cta, span, &piece, 0);
+            struct lk_host_draws draws = start_draws(cta, span, &piece, 0);
 
-            round_piece(cta, in, &piece, &draws, LK_FP32, LK_BF16);
+            round_piece(cta, in, &piece, &draws, owed, LK_FP32, LK_BF16);
         } else if (cta->head->wire == LK_FP32) {
-            round_piece(cta, in, &piece, NULL, LK_FP32, LK_FP32);
+            round_piece(cta, in, &piece, NULL, NULL, LK_FP32, LK_FP32);
         } else if (cta->head->type == LK_FP32) {
-            round_piece(cta, in, &piece, NULL, LK_FP32, LK_BF16);
+            round_piece(cta, in, &piece, NULL, owed, LK_FP32, LK_BF16);
         } else if (cta->head->type == LK_BF16) {
-            round_piece(cta, in, &piece, NULL, LK_BF16, LK_BF16);
+            round_piece(cta, in, &piece, NULL, NULL, LK_BF16, LK_BF16);
         } else {
-            round_piece(cta, in, &piece, NULL, LK_FP16, LK_FP16);
+            round_piece(cta, in, &piece, NULL, NULL, LK_FP16, LK_FP16);
         }
     }
 }
@@ -212,23 +211,25 @@ void lk_span_add(struct lk_cta *cta, struct lk_span span, const uint8_t *wire, b
     }
 }
 
-void lk_span_result(struct lk_cta *cta, struct lk_span span)
+void lk_span_result(struct lk_cta *cta, struct lk_span span, uint32_t part)
 {
     struct cursor cursor = find(cta->job, span);
     struct piece piece;
 
     clear(cta, span, cta->wire);
     while (next(cta->job, span, &cursor, &piece)) {
-        if (cta->head->rounding == LK_STOCHASTIC) {
-            struct draws draws = start_draws(cta, span, &piece, LK_RESULT_DRAWS);
+        float *owed = residual(cta, span, &piece, part);
 
-            result_piece(cta, &piece, &draws, LK_BF16);
+        if (cta->head->rounding == LK_STOCHASTIC) {
+            struct lk_host_draws draws = start_draws(cta, span, &piece, LK_RESULT_DRAWS);
+
+            result_piece(cta, &piece, &draws, owed, LK_BF16);
         } else if (cta->head->wire == LK_FP32) {
-            result_piece(cta, &piece, NULL, LK_FP32);
+            result_piece(cta, &piece, NULL, NULL, LK_FP32);
         } else if (cta->head->wire == LK_BF16) {
-            result_piece(cta, &piece, NULL, LK_BF16);
+            result_piece(cta, &piece, NULL, owed, LK_BF16);
         } else {
-            result_piece(cta, &piece, NULL, LK_FP16);
+            result_piece(cta, &piece, NULL, NULL, LK_FP16);
         }
     }
 }

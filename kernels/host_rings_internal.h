@@ -56,8 +56,8 @@ void lk_span_round(struct lk_cta *cta, struct lk_span span, uint32_t part);
 void lk_span_own(struct lk_cta *cta, struct lk_span span, uint32_t part, bool add);
 void lk_span_add(struct lk_cta *cta, struct lk_span span, const uint8_t *wire, bool add);
 
-/* cta->wire = the result, from cta->sum. */
-void lk_span_result(struct lk_cta *cta, struct lk_span span);
+/* cta->wire = the result for this rank's part, from cta->sum. */
+void lk_span_result(struct lk_cta *cta, struct lk_span span, uint32_t part);
 
 /* The outputs from what `wire` holds. */
 void lk_span_store(const struct lk_cta *cta, struct lk_span span, const uint8_t *wire);

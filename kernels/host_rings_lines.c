@@ -85,7 +85,7 @@ static bool add_lines(struct lk_cta *cta, struct lk_span span, uint64_t number)
         }
         lk_span_add(cta, span, cta->in, rank > 0);
     }
-    lk_span_result(cta, span);
+    lk_span_result(cta, span, 0);
     lk_span_store(cta, span, cta->wire);
     return true;
 }

@@ -121,10 +121,18 @@ struct lk_buffers {
 };
 
 /* What is done with the elements. Contribution = pre * element in fp32, rounded to the wire's type where it travels;
- * result = post * sum in fp32, rounded once. wire is the data's type, or LK_BF16 with LK_FP32 data. rounding concerns
- * a bf16 wire with fp32 data only; element i of the tile space (ring_layout.h) draws number rng->offset + i when it is
+ * result = post * sum in fp32, rounded once. wire is the data's type, or LK_BF16 with LK_FP32 data. rounding and residual
+ * concern a bf16 wire with fp32 data only. Element i of the tile space (ring_layout.h) draws number rng->offset + i when it is
  * sent and rng->offset + LK_RESULT_DRAWS + i when the result is rounded. The generator alone may differ between ranks, and
- * should: ranks with one seed round an element alike, and their errors add up. */
+ * should: ranks with one seed round an element alike, and their errors add up.
+ *
+ * Error feedback: what rounding loses is kept in residual and added to what is rounded at the next call with the same
+ * residuals and a list of the same counts, as lk_cast_feedback does it, whose rules hold. Element i of the tile space has
+ * residual[i], zero before the first call; the residuals of a reduce-scatter's parts, which have spaces of their own, lie one
+ * part's behind another's. An element that another rank owns has what this rank's contribution lost,
+ * one of this rank's own what the result lost: its contribution is not rounded. Which are its own follows from the list's
+ * counts, ranks, channels and rank, so with another of those the residuals are another call's. Each rank has residuals of its
+ * own, or none: the others need not know. */
 struct lk_reduction {
     enum lk_type type;
     enum lk_type wire;
@@ -132,8 +140,13 @@ struct lk_reduction {
     float post;
     enum lk_rounding rounding;
     const struct lk_rng *rng; /* NULL with LK_NEAREST */
+    float *residual;          /* memory of the device, aligned to 32 bytes; NULL: no feedback */
 };
 #define LK_RESULT_DRAWS (UINT64_C(1) << 48)
+
+/* No fewer than the elements of a list's tile space, with what is between tensors: so many random numbers a call draws of each
+ * kind at most, and for so many residuals it needs room, a reduce-scatter for `ranks` times as many. */
+uint64_t lk_rings_elements(const struct lk_reduction *how, const struct lk_buffers *list, size_t n);
 
 /* Two-shot, any sizes. `ctas`: size of the grid, 1 .. channels (more is cut down to that); ranks may differ in it, but
  * all CTAs of all ranks that share a device have to be resident together. */

@@ -53,6 +53,8 @@ static bool good_reduction(const struct lk_reduction *how)
         return false;
     if (how->rounding == LK_STOCHASTIC && (!how->rng || (uintptr_t)how->rng->device_offset & 7))
         return false;
+    if ((uintptr_t)how->residual & 31)
+        return false;
     return !pre || !pre->device_value ||
            ((unsigned int)pre->type <= LK_FP16 &&
             !((uintptr_t)pre->device_value & (pre->type == LK_FP32 ? 3 : 1)));
@@ -96,6 +98,7 @@ static void make_head(struct lk_ring_head *head, const struct lk_rings *rings,
         .type = (uint8_t)how->type,
         .wire = (uint8_t)how->wire,
         .rounding = LK_NEAREST,
+        .residual = how->wire != how->type ? how->residual : NULL,
     };
     if (how->rounding == LK_STOCHASTIC && how->wire != how->type) {
         head->rounding = LK_STOCHASTIC;
@@ -118,6 +121,8 @@ static int flush(struct lk_ring_launch *launch, void *stream)
     head->tile_granules = lk_tile_granules(&head->rings.shape, parts * granules);
     err = lk_run_rings(launch, stream);
     head->index += (uint64_t)head->packs * lk_pack_elements(head->wire);
+    if (head->residual)
+        head->residual += parts * head->packs * lk_pack_elements(head->wire);
     head->n = 0;
     head->packs = 0;
     head->stride = 0;
@@ -188,6 +193,20 @@ LK_API int lk_rings_reduce_scatter(const struct lk_rings *rings, const struct lk
                                    void *stream)
 {
     return run(rings, how, list, n, ctas, LK_WORK_REDUCE_SCATTER, stream);
+}
+
+/* Wherever the list is cut. */
+LK_API uint64_t lk_rings_elements(const struct lk_reduction *how, const struct lk_buffers *list,
+                                  size_t n)
+{
+    uint64_t packs = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        uint64_t own = lk_packs(list[i].count, how->wire);
+
+        packs += own + (own < LK_LARGE_PACKS ? 0 : LK_GRANULE / LK_PACK_BYTES - 1);
+    }
+    return packs * lk_pack_elements(how->wire);
 }
 
 LK_API size_t lk_lines_bytes(const struct lk_reduction *how, const struct lk_buffers *list,

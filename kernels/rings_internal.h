@@ -34,6 +34,8 @@ struct lk_ring_head {
     struct lk_rings rings;
     const void *pre_pointer; /* to a scalar of pre_type, read when the launch runs; NULL: pre */
     const uint64_t *device_offset; /* added to index when the launch runs; NULL: nothing */
+    float *
+        residual; /* of the space's first element, of part 0; NULL: no feedback. Only with fp32 data and a bf16 wire */
     uint64_t seed;
     uint64_t index; /* number that the space's first element draws, modulo 2^64 */
     uint64_t
@@ -89,6 +91,12 @@ LK_INLINE uint64_t lk_place(uint32_t work, uint64_t before, uint64_t packs)
                : (before + granule - 1) / granule * granule;
 }
 
+/* The residual of a pack's first element: those of a launch lie as its tile space does, one part behind another. */
+LK_INLINE float *lk_residual(const struct lk_ring_head *head, uint32_t part, uint32_t pack)
+{
+    return head->residual + ((uint64_t)part * head->packs + pack) * (LK_PACK_BYTES / 2);
+}
+
 /* The bits of a type, and what they stand for. */
 LK_INLINE float lk_widen(uint32_t type, uint32_t bits)
 {
@@ -105,6 +113,14 @@ LK_INLINE uint32_t lk_narrow(uint32_t type, float value, int stochastic, uint32_
     if (type == LK_FP32)
         return float_bits(value);
     return type == LK_BF16 ? narrow_bf16(value, 1, stochastic, random) : narrow_fp16(value);
+}
+
+/* A value on a bf16 wire with what its residual owes. */
+LK_INLINE uint32_t lk_feed(float value, float *residual, int stochastic, uint32_t random)
+{
+    uint32_t sent = feed_value(value, residual, stochastic, random);
+
+    return value == value ? sent : LK_BF16_NAN;
 }
 
 /* True of what a call can be made with. */

@@ -170,12 +170,12 @@ struct rank {
 };
 
 static int call(const struct rings_data *data, const struct lk_rings *rings,
-                const struct lk_buffers *list, cudaStream_t stream)
+                const struct lk_buffers *list, float *residual, cudaStream_t stream)
 {
     const struct rings_case *c = data->c;
     uint32_t ctas = c->ctas[rings->rank % 3];
     struct lk_scale scale;
-    struct lk_reduction how = rings_reduction(data, rings->rank, &scale);
+    struct lk_reduction how = rings_reduction(data, rings->rank, &scale, residual);
 
     switch (c->op) {
     case RINGS_ALL_REDUCE: return lib.lk_rings_all_reduce(rings, &how, list, data->n, ctas, stream);
@@ -193,9 +193,11 @@ static void play(const struct rank *rank, const struct rings_data *data,
     size_t bytes = r->out ? r->out_bytes : r->in_bytes;
     uint8_t *in = device_zeroed(r->in_bytes), *out = r->out ? device_zeroed(bytes) : in;
     uint8_t *got = malloc(bytes);
+    float *residual = device_zeroed(data->residual_bytes + 1);
+    float *owed = malloc(data->residual_bytes + 1);
     struct lk_buffers *list = calloc(data->n, sizeof(*list));
 
-    CHECK(got && list);
+    CHECK(got && list && owed);
     for (uint32_t i = 0; i < data->n; i++) {
         list[i] = r->list[i];
         list[i].in = in + (uintptr_t)r->list[i].in;
@@ -205,16 +207,23 @@ static void play(const struct rank *rank, const struct rings_data *data,
         device_copy(in, r->in, r->in_bytes, rank->stream);
         if (r->out)
             device_copy(out, r->out, bytes, rank->stream);
+        if (r->residual)
+            device_copy(residual, r->residual, data->residual_bytes, rank->stream);
         meet(); /* nothing that could wait for the device stands between launches */
-        must(call(data, rings, list, rank->stream));
+        must(call(data, rings, list, residual, rank->stream));
         device_copy(got, out, bytes, rank->stream);
         rings_compare(data, rank->number, got);
+        if (r->residual)
+            device_copy(owed, residual, data->residual_bytes, rank->stream);
+        rings_compare_residual(data, rank->number, owed);
         meet();
     }
     if (r->out)
         device_free(out);
     device_free(in);
+    device_free(residual);
     free(got);
+    free(owed);
     free(list);
 }
 

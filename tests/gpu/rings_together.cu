@@ -50,6 +50,9 @@ kernel find_kernel(const lk_ring_head &h)
         return h.type == LK_FP32   ? lk_together_kernel<value_fp32>
                : h.type == LK_BF16 ? lk_together_kernel<value_16<false>>
                                    : lk_together_kernel<value_16<true>>;
+    if (h.residual)
+        return h.rounding == LK_STOCHASTIC ? lk_together_kernel<value_fp32_bf16_fed<true>>
+                                           : lk_together_kernel<value_fp32_bf16_fed<false>>;
     return h.rounding == LK_STOCHASTIC ? lk_together_kernel<value_fp32_bf16<true>>
                                        : lk_together_kernel<value_fp32_bf16<false>>;
 }
@@ -71,13 +74,14 @@ void *device_zeroed(size_t bytes)
 struct memory {
     uint8_t *in, *out;
     void *state;
+    float *residual;
 };
 
 int call(const rings_data *data, const lk_rings &view, const memory &m, lk_buffers *list)
 {
     const rings_case *c = data->c;
     lk_scale scale;
-    lk_reduction how = rings_reduction(data, view.rank, &scale);
+    lk_reduction how = rings_reduction(data, view.rank, &scale, m.residual);
     uint32_t ctas = c->ctas[view.rank % 3];
 
     for (uint32_t i = 0; i < data->n; i++) {
@@ -113,6 +117,11 @@ void check_rank(const rings_data *data, uint32_t r, const memory &m)
     CUDA(cudaMemcpy(got, m.out, bytes, cudaMemcpyDeviceToHost));
     rings_compare(data, r, got);
     free(got);
+    got = static_cast<uint8_t *>(malloc(data->residual_bytes + 1));
+    CHECK(got);
+    CUDA(cudaMemcpy(got, m.residual, data->residual_bytes, cudaMemcpyDeviceToHost));
+    rings_compare_residual(data, r, reinterpret_cast<float *>(got));
+    free(got);
 }
 
 void run_case(const rings_case *c)
@@ -139,6 +148,8 @@ void run_case(const rings_case *c)
         CUDA(cudaMemcpy(m.in, rank.in, rank.in_bytes, cudaMemcpyHostToDevice));
         if (rank.out)
             CUDA(cudaMemcpy(m.out, rank.out, rank.out_bytes, cudaMemcpyHostToDevice));
+        m.residual = static_cast<float *>(device_zeroed(data->residual_bytes + 1));
+        CUDA(cudaMemcpy(m.residual, rank.residual, data->residual_bytes, cudaMemcpyHostToDevice));
         view.rank = r;
         view.state = m.state;
         CHECK(call(data, view, m, list) == 0);
@@ -150,6 +161,7 @@ void run_case(const rings_case *c)
         if (memories[r].out != memories[r].in)
             CUDA(cudaFree(memories[r].out));
         CUDA(cudaFree(memories[r].state));
+        CUDA(cudaFree(memories[r].residual));
         CUDA(cudaFree(view.segments[r]));
     }
     CUDA(cudaFree(const_cast<uint32_t *>(view.abort)));

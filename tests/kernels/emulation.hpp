@@ -215,6 +215,11 @@ template <class T> inline T __ldcs(const T *p)
     check_aligned(reinterpret_cast<uint64_t>(p), sizeof(T));
     return *p;
 }
+template <class T> inline void __stcs(T *p, const T &value)
+{
+    check_aligned(reinterpret_cast<uint64_t>(p), sizeof(T));
+    *p = value;
+}
 inline float4 load_float4(const float *p)
 {
     float4 v;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/kernels/rings_cases.h"
 
-#include "kernels/ring_layout.h"
+#include "kernels/rings_internal.h"
 #include "tests/check.h"
 #include "tests/kernels/reference.h"
 
@@ -16,139 +16,177 @@
 
 const struct rings_case rings_cases[] = {
     {"one element",
-     RINGS_ALL_REDUCE,          SHAPE(2,      1,                            1,0),
-     LK_FP32,                                                                                                                         LK_FP32,
-     LK_NEAREST,                                                                                                                                    { 1, 1, 1 },
-     1,                                                                                                                                                          1,
+     RINGS_ALL_REDUCE,          SHAPE(2,         1,                                    1,0),
+     LK_FP32,                                                                                                                        LK_FP32,
+     LK_NEAREST,                                                                                                                                            { 1, 1, 1 },
+     1,                                                                                                                                             1,
      .pre = 1,
-     .post = 1                                                                                                                                                    },
+     .post = 1                                                                                                                                      },
     { "fp32",
-     RINGS_ALL_REDUCE,          SHAPE(2,      3,                            2,0),
-     LK_FP32,                                                                                                                         LK_FP32,
-     LK_NEAREST,                                                                                                                                    { 2, 1, 3 },
-     1,                                                                                                                                                          30000,
+     RINGS_ALL_REDUCE,          SHAPE(2,         3,                                    2,0),
+     LK_FP32,                                                                                                                        LK_FP32,
+     LK_NEAREST,                                                                                                                                            { 2, 1, 3 },
+     1,                                                                                                                                             30000,
      .pre = 1,
      .post = 0.5F,
      .specials = true },
     { "fp32 on a bf16 wire",
-     RINGS_ALL_REDUCE, SHAPE(2,                        3,                                             2,0),
-     LK_FP32,                                                                                                                              LK_BF16,
-     LK_NEAREST, { 1, 3, 2 },
-     1,                                                                                                                                    70001,
+     RINGS_ALL_REDUCE, SHAPE(2,                           3,                                                        2,0),
+     LK_FP32,                                                                                                                         LK_BF16,
+     LK_NEAREST,              { 1, 3, 2 },
+     1,                                                                                                          70001,
      .pre = 1,
      .post = 0.5F,
      .zeros = 50 },
     { "bf16",
-     RINGS_ALL_REDUCE,            SHAPE(3,                  2,                                                      1,0),
-     LK_BF16,                LK_BF16,
-     LK_NEAREST,                                                                                                                                       { 1, 2, 1 },
-     1,                                                                                                                                                 40000,
+     RINGS_ALL_REDUCE,            SHAPE(3,                     2,                                                                 1,0),
+     LK_BF16, LK_BF16,
+     LK_NEAREST,                                                                                                                                               { 1, 2, 1 },
+     1,                                                                                                                                    40000,
      .pre = 0.75F,
      .post = 1,
      .specials = true },
     { "fp16 in place",
-     RINGS_ALL_REDUCE,          SHAPE(3,                     2,                                  3,0),
-     LK_FP16,                                                                       LK_FP16,
-     LK_NEAREST,                                                                                                              { 2, 2, 1 },
-     1,                                                                     40000,
+     RINGS_ALL_REDUCE,          SHAPE(3,                        2,                                             3,0),
+     LK_FP16,                                                                   LK_FP16,
+     LK_NEAREST,                                                                                                               { 2, 2, 1 },
+     1,                                                            40000,
      .in_place = true,
      .pre = 1,
      .post = 0.25F,
      .specials = true,
      .zeros = 30 },
     { "stochastic",
-     RINGS_ALL_REDUCE,                  SHAPE(2,                           2,                                                      2,0),
-     LK_FP32,                                                                                                    LK_BF16,
-     LK_STOCHASTIC,                                                                                                    { 1, 2, 1 },
-     1,                            30000,
+     RINGS_ALL_REDUCE,                  SHAPE(2,                              2,                                                                 2,0),
+     LK_FP32,                                                                                                   LK_BF16,
+     LK_STOCHASTIC,                                                                                                            { 1, 2, 1 },
+     1, 30000,
      .pre = 1,
      .post = 1,
      .zeros = 20,
      .specials = true },
     { "a list in place",
-     RINGS_ALL_REDUCE,                         SHAPE(2,                                4,                                                              2,0),
-     LK_FP32,                                                                                                                LK_BF16,
-     LK_NEAREST,                                                                                                        { 2, 3, 1 },
-     40,                                                                                                          3000,
+     RINGS_ALL_REDUCE,                         SHAPE(2,                                   4,                                                                         2,0),
+     LK_FP32,                                                                                                               LK_BF16,
+     LK_NEAREST,                                                                                                                { 2, 3, 1 },
+     40,                                                                                             3000,
      .in_place = true,
      .pre = 1,
      .post = 0.5F },
     { "a long list, misaligned",
-     RINGS_ALL_REDUCE,                SHAPE(3,                 2,                                                                    2,0),
-     LK_FP32,                                                                                                                        LK_FP32,
-     LK_NEAREST,                                                                                                                               { 1, 2, 1 },
-     300,                                                                                                                                           200,
+     RINGS_ALL_REDUCE,                SHAPE(3,                    2,                                                                               2,0),
+     LK_FP32,                                                                                                                       LK_FP32,
+     LK_NEAREST,                                                                                                                                       { 1, 2, 1 },
+     300,                                                                                                                              200,
      .misaligned = true,
      .pre = 1,
      .post = 1,
      .zeros = 20 },
     { "a list of bf16, misaligned",
-     RINGS_ALL_REDUCE,          SHAPE(2,                              2,                                               1,0),
-     LK_BF16,                                                                                                              LK_BF16,
-     LK_NEAREST,                                                                                                                                     { 2, 1, 1 },
-     20,                                                                                                                                             3000,
+     RINGS_ALL_REDUCE,          SHAPE(2,                                 2,                                                          1,0),
+     LK_BF16,                                                                                                             LK_BF16,
+     LK_NEAREST,                                                                                                                                             { 2, 1, 1 },
+     20,                                                                                                                                3000,
      .misaligned = true,
      .in_place = true,
      .pre = 1,
      .post = 1 },
     { "stochastic list, misaligned",
-     RINGS_ALL_REDUCE,                    SHAPE(2,                                 2,                                                      2,0),
-     LK_FP32,                                                                                                                              LK_BF16,
-     LK_STOCHASTIC,                                                                                                                            { 1, 1, 1 },
-     20,                                                                                                                                                   2000,
+     RINGS_ALL_REDUCE,                    SHAPE(2,                                    2,                                                                 2,0),
+     LK_FP32,                                                                                                                             LK_BF16,
+     LK_STOCHASTIC,                                                                                                                                    { 1, 1, 1 },
+     20,                                                                                                                                      2000,
      .misaligned = true,
      .pre = 1,
      .post = 0.5F,
      .seed = 3 },
+    { "with residuals",
+     RINGS_ALL_REDUCE,SHAPE(3,2,2,0),
+     LK_FP32,                                                                                                                  LK_BF16,
+     LK_NEAREST,                                                                                                                                                    { 1, 2, 1 },
+     1,                                                                                                                            30001,
+     .pre = 0.75F,
+     .post = 1,
+     .zeros = 30,
+     .specials = true,
+     .fed = true },
+    { "a list with residuals in place, stochastic, misaligned",
+     RINGS_ALL_REDUCE,          SHAPE(2,                       2,                                                                                    2, 0),
+     LK_FP32,                                                                                                                        LK_BF16,
+     LK_STOCHASTIC,                                                                                                                                            { 2, 1, 1 },
+     20,                                                                                                                                             2000,
+     .misaligned = true,
+     .in_place = true,
+     .pre = 1,
+     .post = 0.5F,
+     .fed = true },
+    { "two ranks with residuals",
+     RINGS_ALL_REDUCE,               SHAPE(2,                             3,         2,0),
+     LK_FP32,                                                                    LK_BF16,
+     LK_NEAREST, { 2, 3, 1 },
+     1,       70001,
+     .pre = 1,
+     .post = 0.5F,
+     .zeros = 20,
+     .fed = true },
+    { "reduce-scatter with residuals",
+     RINGS_REDUCE_SCATTER,          SHAPE(3,                                   2,                                                                     1,0),
+     LK_FP32,                                                                                     LK_BF16,
+     LK_STOCHASTIC,                                                                                                               { 1, 2, 1 },
+     3,                                                             5000,
+     .pre = 1,
+     .post = 1,
+     .seed = 2,
+     .fed = true },
     { "reduce-scatter",
-     RINGS_REDUCE_SCATTER,SHAPE(2,3,2,0),
-     LK_FP32,                                                                                                                   LK_BF16,
-     LK_NEAREST,                                                                                                                                            { 2, 1, 3 },
-     1,                                                                                                                                         30000,
+     RINGS_REDUCE_SCATTER,                         SHAPE(2,                                   3,                                                                         2,0),
+     LK_FP32,                                                                                                                    LK_BF16,
+     LK_NEAREST,                                                                                                       { 2, 1, 3 },
+     1,                                                                                                        30000,
      .pre = 1,
      .post = 0.5F,
      .zeros = 30 },
     { "reduce-scatter list",
-     RINGS_REDUCE_SCATTER,      SHAPE(3,                2,                                                                     1, 0),
-     LK_BF16,                                                                                                                         LK_BF16,
-     LK_NEAREST,                                                                                                                                    { 2, 1, 1 },
-     12,                                                                                                                                                          3001,
+     RINGS_REDUCE_SCATTER,             SHAPE(3,                 2,                                                                                1,0),
+     LK_BF16,                                                                                                                      LK_BF16,
+     LK_NEAREST,                                                                                                                                           { 2, 1, 1 },
+     12,                                                                                                              3001,
      .misaligned = true,
      .pre = 1,
      .post = 1 },
     { "reduce-scatter in place",
-     RINGS_REDUCE_SCATTER, SHAPE(2,                    2,                                    2,0),
-     LK_FP32, LK_FP32,
-     LK_NEAREST,      { 1, 1, 1 },
-     3, 5000,
+     RINGS_REDUCE_SCATTER,                   SHAPE(2,                           2,                                                                       2,0),
+     LK_FP32,                                                                                                                       LK_FP32,
+     LK_NEAREST,                                                                                                                                          { 1, 1, 1 },
+     3,                                                                                                                                5000,
      .in_place = true,
      .pre = 0.5F,
      .post = 1,
      .specials = true },
     { "one-shot",
-     RINGS_LINES,              SHAPE(2, 2,                                                  1,4096),
-     LK_FP32,                                       LK_FP32,
-     LK_NEAREST,                                                                                                                                       { 1, 2, 1 },
-     1,                                                                                                                                                 1000,
+     RINGS_LINES,                    SHAPE(2,                                    2,                                                                 1,4096),
+     LK_FP32,                                                                                                                             LK_FP32,
+     LK_NEAREST,                                                                                                                                    { 1, 2, 1 },
+     1,                                                                                                                                     1000,
      .pre = 1,
      .post = 0.5F,
      .specials = true },
     { "one-shot list in place",
-     RINGS_LINES,                 SHAPE(3,                        2,                                                   1,8192),
-     LK_BF16,                                                                                               LK_BF16,
-     LK_NEAREST,                                                      { 1, 2, 2 },
-     9,                                                                                                                                                    300,
+     RINGS_LINES,                     SHAPE(3,        2,                                                                          1,8192),
+     LK_BF16,                                                                                                        LK_BF16,
+     LK_NEAREST,                                                                                                                                               { 1, 2, 2 },
+     9,                                                                                                                                   300,
      .misaligned = true,
      .in_place = true,
      .pre = 0.3F,
      .post = 1 },
     { "one-shot fp16",
-     RINGS_LINES,                  SHAPE(2,                            2,                                                      1,16384),
-     LK_FP16,                                                                                                                     LK_FP16,
-     LK_NEAREST,                                                                                { 2, 1, 2 },
-     1,                                                                                                                 8000,
+     RINGS_LINES,SHAPE(2,2,1,16384),
+     LK_FP16,LK_FP16,
+     LK_NEAREST,{ 2, 1, 2 },
+     1,   8000,
      .pre = 1,
-     .post = 1                                                                                                                                                   },
+     .post = 1                                                                                                                               },
 };
 const size_t rings_case_count = sizeof(rings_cases) / sizeof(*rings_cases);
 
@@ -170,6 +208,7 @@ static void random_types(uint64_t *state, struct rings_case *c)
     c->type = types[t][0];
     c->wire = c->op == RINGS_LINES ? types[t][0] : types[t][1];
     c->rounding = c->type != c->wire && pick(state, 3) == 0 ? LK_STOCHASTIC : LK_NEAREST;
+    c->fed = c->type != c->wire && pick(state, 3) == 0;
 }
 
 void rings_random_case(uint64_t seed, uint32_t ranks, uint64_t most, struct rings_case *out)
@@ -270,6 +309,22 @@ static float round_to(enum lk_type wire, float value, enum lk_rounding rounding,
     return widen_bf16(narrow_bf16(value, 1, 1, random_bits(block, index % 8)));
 }
 
+/* The same with what `owed` has, which changes; NULL: without. */
+static float feed_to(const struct rings_case *c, float value, const struct lk_rng *rng,
+                     uint64_t index, float *owed)
+{
+    bool stochastic = c->rounding == LK_STOCHASTIC;
+    uint32_t block[4], random = 0;
+
+    if (!owed)
+        return round_to(c->wire, value, c->rounding, rng, index);
+    if (stochastic) {
+        philox(rng->seed, (index + rng->offset) / 8, block);
+        random = random_bits(block, (index + rng->offset) % 8);
+    }
+    return widen_bf16(lk_feed(value, owed, stochastic, random));
+}
+
 /* A NaN of the wire's type, as the element's type has it. */
 static void put_result(const struct rings_case *c, uint8_t *p, float value)
 {
@@ -354,10 +409,41 @@ static void lay_out(const struct rings_case *c, uint32_t rank, struct rings_rank
 }
 
 struct summing {
-    const struct rings_data *data;
+    struct rings_data *data;
     uint32_t owner; /* LK_RANKS_MAX: everybody */
     uint64_t index; /* in the tile space */
+    uint64_t owed;  /* where the residual lies */
 };
+
+static float *owed_by(const struct summing *s, uint32_t rank)
+{
+    float *owed = s->data->ranks[rank % LK_RANKS_MAX].owed;
+
+    return owed ? owed + s->owed : NULL;
+}
+
+/* Of the packs of one part's space. */
+static void make_residuals(struct rings_data *data, uint64_t packs)
+{
+    const struct rings_case *c = data->c;
+    uint64_t parts = c->op == RINGS_REDUCE_SCATTER ? c->shape.ranks : 1;
+    uint64_t count = packs * parts * 8;
+
+    if (!c->fed)
+        return;
+    data->residual_bytes = (count + 1) * sizeof(float); /* none of them needs to be there */
+    for (uint32_t r = 0; r < c->shape.ranks; r++) {
+        struct rings_rank *rank = &data->ranks[r];
+        uint64_t state = c->seed * 55 + r;
+
+        rank->residual = calloc(1, data->residual_bytes);
+        rank->owed = calloc(1, data->residual_bytes);
+        CHECK(rank->residual && rank->owed);
+        for (uint64_t i = 0; i < count; i++)
+            rank->residual[i] = random_value(&state, true) * 0.003F;
+        memcpy(rank->owed, rank->residual, data->residual_bytes);
+    }
+}
 
 static float sum_up(const struct summing *s, uint32_t tensor, uint64_t element)
 {
@@ -371,14 +457,15 @@ static float sum_up(const struct summing *s, uint32_t tensor, uint64_t element)
         float value = multiply(get(c->type, p), c->pre);
 
         if (r != s->owner)
-            value = round_to(c->wire, value, c->rounding, &rank->rng, s->index);
+            value = feed_to(c, value, &rank->rng, s->index, owed_by(s, r));
         sum = r ? sum + value : value;
     }
     return multiply(sum, c->post);
 }
 
-/* Elements of one tensor; `first`: its pack in the tile space. */
-static void expect(struct rings_data *data, uint32_t tensor, uint64_t first, uint64_t tile_packs)
+/* Elements of one tensor; `first`: its pack in the tile space of `packs`. */
+static void expect(struct rings_data *data, uint32_t tensor, uint64_t first, uint64_t tile_packs,
+                   uint64_t packs)
 {
     const struct rings_case *c = data->c;
     uint64_t each = LK_PACK_BYTES / element_bytes(c->wire);
@@ -388,16 +475,16 @@ static void expect(struct rings_data *data, uint32_t tensor, uint64_t first, uin
 
     for (uint64_t i = 0; i < count * (scatter ? ranks : 1); i++) {
         uint64_t at = scatter ? i % count : i;
-        struct summing s = { data, LK_RANKS_MAX, first * each + at };
+        struct summing s = { data, LK_RANKS_MAX, first * each + at, first * each + at };
         float value;
 
         if (scatter)
-            s.owner = (uint32_t)(i / count);
+            s.owner = (uint32_t)(i / count), s.owed += s.owner * packs * each;
         else if (c->op == RINGS_ALL_REDUCE)
             s.owner = (uint32_t)((first + at / each) / tile_packs % ranks);
         value = sum_up(&s, tensor, i);
-        value = round_to(c->wire, value, c->rounding, &data->ranks[s.owner % LK_RANKS_MAX].rng,
-                         LK_RESULT_DRAWS + s.index);
+        value = feed_to(c, value, &data->ranks[s.owner % LK_RANKS_MAX].rng,
+                        LK_RESULT_DRAWS + s.index, owed_by(&s, s.owner));
         for (uint32_t r = 0; r < ranks; r++) {
             struct rings_rank *rank = &data->ranks[r];
 
@@ -425,7 +512,7 @@ static uint64_t place_of(const struct rings_data *data, uint32_t tensor, uint64_
 static void expect_all(struct rings_data *data)
 {
     const struct rings_case *c = data->c;
-    uint64_t packs = 0, granules, tile, own;
+    uint64_t packs = 0, all, granules, tile, own;
 
     CHECK(c->shape.ranks >= 2 && c->shape.channels >= 1);
     for (uint32_t i = 0; i < data->n; i++) {
@@ -435,10 +522,12 @@ static void expect_all(struct rings_data *data)
     granules = (packs * LK_PACK_BYTES + LK_GRANULE - 1) / LK_GRANULE;
     tile = lk_tile_granules(&c->shape,
                             granules * (c->op == RINGS_REDUCE_SCATTER ? c->shape.ranks : 1));
+    all = packs;
+    make_residuals(data, all);
     packs = 0;
     for (uint32_t i = 0; i < data->n; i++) {
         packs = place_of(data, i, packs, &own);
-        expect(data, i, packs, tile * (LK_GRANULE / LK_PACK_BYTES));
+        expect(data, i, packs, tile * (LK_GRANULE / LK_PACK_BYTES), all);
         packs += own;
     }
 }
@@ -482,12 +571,14 @@ void rings_data_free(struct rings_data *data)
         free(data->ranks[r].out);
         free(data->ranks[r].expected);
         free(data->ranks[r].list);
+        free(data->ranks[r].residual);
+        free(data->ranks[r].owed);
     }
     free(data);
 }
 
 struct lk_reduction rings_reduction(const struct rings_data *data, uint32_t rank,
-                                    struct lk_scale *scale)
+                                    struct lk_scale *scale, float *residual)
 {
     const struct rings_case *c = data->c;
 
@@ -499,7 +590,23 @@ struct lk_reduction rings_reduction(const struct rings_data *data, uint32_t rank
         .post = c->post,
         .rounding = c->rounding,
         .rng = c->rounding == LK_STOCHASTIC ? &data->ranks[rank].rng : NULL,
+        .residual = data->residual_bytes ? residual : NULL,
     };
+}
+
+void rings_compare_residual(const struct rings_data *data, uint32_t rank, const float *got)
+{
+    const float *owed = data->ranks[rank].owed;
+    char text[400];
+
+    for (size_t i = 0; i < data->residual_bytes / sizeof(float); i++) {
+        if (memcmp(&got[i], &owed[i], sizeof(float)) == 0)
+            continue;
+        rings_describe(data->c, text, sizeof(text));
+        fprintf(stderr, "%s\nrank %u: residual %zu of %zu is %g instead of %g\n", text, rank, i,
+                data->residual_bytes / sizeof(float), got[i], owed[i]);
+        abort();
+    }
 }
 
 void rings_compare(const struct rings_data *data, uint32_t rank, const uint8_t *got)

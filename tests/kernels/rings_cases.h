@@ -36,6 +36,7 @@ struct rings_case {
         zeros; /* per cent of runs of 512 bytes that are zero, two thirds of them on all ranks */
     float pre, post;
     uint64_t seed;
+    bool fed; /* with residuals; some are of anything, some are what calls leave */
 };
 
 /* The same for every target. */
@@ -52,23 +53,28 @@ struct rings_rank {
     size_t in_bytes, out_bytes;
     struct lk_buffers *list;
     struct lk_rng rng;
+    float *residual; /* before the call; NULL: none */
+    float *owed;     /* behind it */
 };
 
 struct rings_data {
     const struct rings_case *c;
     uint32_t n; /* entries of a list */
+    size_t residual_bytes;
     struct rings_rank ranks[LK_RANKS_MAX];
 };
 
 struct rings_data *rings_data_make(const struct rings_case *c);
 void rings_data_free(struct rings_data *data);
 
-/* The reduction of a rank. *scale is written, too, and has to live as long. */
+/* The reduction of a rank. *scale is written, too, and has to live as long. residual: where the call finds what the rank has,
+ * NULL if that is none. */
 struct lk_reduction rings_reduction(const struct rings_data *data, uint32_t rank,
-                                    struct lk_scale *scale);
+                                    struct lk_scale *scale, float *residual);
 
-/* Aborts with a message at the first byte that is not as expected. */
+/* Aborts with a message at the first byte, or residual, that is not as expected. */
 void rings_compare(const struct rings_data *data, uint32_t rank, const uint8_t *got);
+void rings_compare_residual(const struct rings_data *data, uint32_t rank, const float *got);
 
 void rings_describe(const struct rings_case *c, char *text, size_t size);
 

@@ -255,7 +255,7 @@ static void measure(struct ring_rank *me, void *arg)
     size_t count = (size_t)SHARE * 4 / ranks * ranks;
     float *data = malloc(count * sizeof(*data));
     struct lk_buffers buffers = { data, data, count };
-    struct lk_reduction how = { LK_FP32, accuracy->wire, NULL, 1, LK_NEAREST, NULL };
+    struct lk_reduction how = { LK_FP32, accuracy->wire, NULL, 1, LK_NEAREST, NULL, NULL };
     size_t begin = count / ranks * me->rank;
 
     CHECK(data);
@@ -307,6 +307,148 @@ static void errors_are_within_bounds(void)
     }
 }
 
+/* ---- what residuals are for ---- */
+
+#define OWED_TENSORS 2000u /* more than a launch takes */
+#define OWED_STEPS   24
+
+struct owed {
+    bool fed, stochastic, scatter;
+    uint64_t sums[LK_RANKS_MAX]; /* of all that a rank got, each written by it */
+    double worst[LK_RANKS_MAX];  /* how far sums of results are from what they should be */
+};
+
+static uint64_t owed_count(size_t t)
+{
+    return t == 700 ? 20000 : t % 5 ? t % 23 : 0;
+}
+
+/* Alike at every step: what rounding loses, it loses again. Some granules are of zeros, at all ranks. */
+static float owed_value(uint32_t rank, uint64_t i)
+{
+    return i / 600 % 5 == 1 ? 0 : 1.001F + (float)(i % 100) / 128 + (float)rank / 100;
+}
+
+static double owed_sum(uint32_t ranks, uint64_t i)
+{
+    double sum = 0;
+
+    for (uint32_t r = 0; r < ranks; r++)
+        sum += (double)owed_value(r, i);
+    return sum;
+}
+
+struct owed_memory {
+    uint64_t in, out; /* elements */
+    struct lk_buffers list[OWED_TENSORS];
+    float *from, *to, *residual;
+    uint64_t residuals;
+    double *sum;
+};
+
+static void owed_init(struct owed_memory *m, const struct ring_rank *me, const struct owed *owed)
+{
+    struct lk_reduction how = { .wire = LK_BF16 };
+    uint64_t parts = owed->scatter ? me->world->shape.ranks : 1, at = 0;
+
+    memset(m, 0, sizeof(*m));
+    for (size_t t = 0; t < OWED_TENSORS; t++)
+        m->out += m->list[t].count = owed_count(t);
+    m->in = parts * m->out;
+    m->residuals = parts * lk_rings_elements(&how, m->list, OWED_TENSORS);
+    m->from = calloc(m->in, sizeof(*m->from));
+    m->to = calloc(m->out, sizeof(*m->to));
+    m->sum = calloc(m->out, sizeof(*m->sum));
+    m->residual = aligned_alloc(64, (m->residuals * 4 + 127) / 64 * 64);
+    CHECK(m->from && m->to && m->sum && m->residual);
+    memset(m->residual, 0, (m->residuals * 4 + 127) / 64 * 64);
+    for (size_t t = 0; t < OWED_TENSORS; t++) {
+        m->list[t].in = m->from + parts * at;
+        m->list[t].out = m->to + at;
+        at += m->list[t].count;
+    }
+    for (uint64_t i = 0; i < m->in; i++)
+        m->from[i] = owed_value(me->rank, i);
+}
+
+static void owed_fini(struct owed_memory *m)
+{
+    CHECK(m->residual[m->residuals] == 0); /* nothing behind them */
+    free(m->from);
+    free(m->to);
+    free(m->sum);
+    free(m->residual);
+}
+
+static void owed_step(struct owed_memory *m, const struct ring_rank *me, struct owed *owed,
+                      uint64_t step)
+{
+    struct lk_rng rng = { .seed = 3 + me->rank, .offset = step << 24 };
+    struct lk_reduction how = { .type = LK_FP32,
+                                .wire = LK_BF16,
+                                .post = 1,
+                                .rounding = owed->stochastic ? LK_STOCHASTIC : LK_NEAREST,
+                                .rng = &rng,
+                                .residual = owed->fed ? m->residual : NULL };
+    __typeof__(lk_rings_all_reduce) *call = owed->scatter ? lk_rings_reduce_scatter
+                                                          : lk_rings_all_reduce;
+
+    CHECK(call(&me->rings, &how, m->list, OWED_TENSORS, 1 + me->rank % 2, NULL) == 0);
+    for (uint64_t i = 0; i < m->out; i++) {
+        m->sum[i] += (double)m->to[i];
+        owed->sums[me->rank] = owed->sums[me->rank] * 31 + float_bits(m->to[i]);
+    }
+}
+
+static void owe(struct ring_rank *me, void *arg)
+{
+    static struct owed_memory memories[LK_RANKS_MAX];
+    struct owed_memory *m = &memories[me->rank];
+    struct owed *owed = arg;
+    uint32_t ranks = me->world->shape.ranks;
+
+    owed_init(m, me, owed);
+    for (uint64_t step = 0; step < OWED_STEPS; step++)
+        owed_step(m, me, owed, step);
+    for (size_t t = 0; t < OWED_TENSORS; t++) {
+        const float *in = m->list[t].in;
+        uint64_t at = (uint64_t)((const float *)m->list[t].out - m->to);
+        uint64_t first = (uint64_t)(in - m->from) +
+                         (owed->scatter ? me->rank * m->list[t].count : 0);
+
+        for (uint64_t i = 0; i < m->list[t].count; i++) {
+            double want = OWED_STEPS * owed_sum(ranks, first + i);
+
+            owed->worst[me->rank] = fmax(owed->worst[me->rank], fabs(m->sum[at + i] - want));
+        }
+    }
+    owed_fini(m);
+}
+
+/* With residuals sums over many calls stay near, without they drift away or wander; either way all ranks have the same bits. */
+static void sums_stay_near_with_residuals(uint32_t ranks)
+{
+    for (unsigned int way = 0; way < 8; way++) {
+        struct owed owed = { .fed = way & 1, .stochastic = way & 2, .scatter = way & 4 };
+        struct ring_world world;
+        double worst = 0;
+
+        ring_world_init(&world, ranks, 3, 2, 0);
+        ring_threads(&world, owe, &owed);
+        ring_world_fini(&world);
+        for (uint32_t r = 0; r < ranks; r++) {
+            CHECK(owed.scatter || owed.sums[r] == owed.sums[0]);
+            worst = fmax(worst, owed.worst[r]);
+        }
+        printf("%u ranks, %s, %s, %s residuals: off by %.3g after %d calls\n", ranks,
+               owed.scatter ? "reduce-scatter" : "all-reduce",
+               owed.stochastic ? "stochastic" : "nearest", owed.fed ? "with" : "without", worst,
+               OWED_STEPS);
+        CHECK(!owed.fed || worst < (owed.stochastic ? 0.07 : 0.03));
+        CHECK(owed.fed || worst > 0.08);
+    }
+}
+
 int main(int argc, char **argv)
 {
     bool threads;
@@ -323,6 +465,10 @@ int main(int argc, char **argv)
     lk_host_cta_threads = threads;
     lk_bell_nap_ms = 1000 * 3600; /* whoever forgets the doorbell is never heard */
     every_call();
+    if (threads) {
+        sums_stay_near_with_residuals(2);
+        sums_stay_near_with_residuals(3);
+    }
     if (threads && !small) {
         large_calls();
         errors_are_within_bounds();

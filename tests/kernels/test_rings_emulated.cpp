@@ -297,7 +297,11 @@ template <class V> void run_thread(cta *c, const lk_ring_launch &l, uint32_t num
 
 void run_one(cta *c, const lk_ring_launch &l, uint32_t number, uint32_t ctas)
 {
-    if (l.head.wire != l.head.type && l.head.rounding == LK_STOCHASTIC)
+    if (l.head.residual && l.head.rounding == LK_STOCHASTIC)
+        run_thread<value_fp32_bf16_fed<true>>(c, l, number, ctas);
+    else if (l.head.residual)
+        run_thread<value_fp32_bf16_fed<false>>(c, l, number, ctas);
+    else if (l.head.wire != l.head.type && l.head.rounding == LK_STOCHASTIC)
         run_thread<value_fp32_bf16<true>>(c, l, number, ctas);
     else if (l.head.wire != l.head.type)
         run_thread<value_fp32_bf16<false>>(c, l, number, ctas);
@@ -450,12 +454,13 @@ struct node {
     }
 };
 
-void collect(node *n, const rings_data *data, uint32_t rank, uint8_t *in, uint8_t *out)
+void collect(node *n, const rings_data *data, uint32_t rank, uint8_t *in, uint8_t *out,
+             float *residual)
 {
     const rings_case *c = data->c;
     std::vector<lk_buffers> list(data->ranks[rank].list, data->ranks[rank].list + data->n);
     lk_scale scale;
-    lk_reduction how = rings_reduction(data, rank, &scale);
+    lk_reduction how = rings_reduction(data, rank, &scale, residual);
     lk_rings view = n->view(rank);
     int err;
 
@@ -480,7 +485,10 @@ void run_case(node *n, const rings_case &c, uint64_t seed,
               const std::function<void(uint64_t)> &between = {}, uint32_t granules = 0)
 {
     rings_data *data = rings_data_make(&c);
-    std::vector<std::unique_ptr<aligned_memory>> ins, outs;
+    std::vector<std::unique_ptr<aligned_memory>> ins, outs, residuals;
+    auto residual_of = [&residuals](uint32_t r) {
+        return reinterpret_cast<float *>(residuals[r]->bytes);
+    };
 
     collected.launches.clear();
     collected.launches.resize(c.shape.ranks);
@@ -492,7 +500,11 @@ void run_case(node *n, const rings_case &c, uint64_t seed,
         memcpy(ins[r]->bytes, rank.in, rank.in_bytes);
         if (rank.out)
             memcpy(outs[r]->bytes, rank.out, rank.out_bytes);
-        collect(n, data, r, ins[r]->bytes, rank.out ? outs[r]->bytes : ins[r]->bytes);
+        residuals.push_back(std::make_unique<aligned_memory>(data->residual_bytes));
+        if (rank.residual)
+            memcpy(residuals[r]->bytes, rank.residual, data->residual_bytes);
+        collect(n, data, r, ins[r]->bytes, rank.out ? outs[r]->bytes : ins[r]->bytes,
+                residual_of(r));
     }
     for (size_t i = 0; i < collected.launches[0].size(); i++) {
         std::vector<const lk_ring_launch *> launches;
@@ -504,8 +516,10 @@ void run_case(node *n, const rings_case &c, uint64_t seed,
         }
         run_launches(launches, seed, between);
     }
-    for (uint32_t r = 0; r < c.shape.ranks && !n->abort; r++)
+    for (uint32_t r = 0; r < c.shape.ranks && !n->abort; r++) {
         rings_compare(data, r, c.in_place ? ins[r]->bytes : outs[r]->bytes);
+        rings_compare_residual(data, r, residual_of(r));
+    }
     rings_data_free(data);
 }
 
@@ -629,7 +643,7 @@ void counters_pass_the_end_of_their_words()
     run_case(&n, c, 1);
     run_case(&n, c, 2);
     for (int i = 0; i < 4; i++) {
-        rings_case line = rings_cases[13];
+        rings_case line = rings_cases[17];
 
         line.shape = shape;
         run_case(&n, line, i);
@@ -691,7 +705,7 @@ void an_abort_ends_a_call_that_a_rank_never_joins()
         collected.launches.clear();
         collected.launches.resize(c.shape.ranks);
         for (uint32_t r = 0; r < c.shape.ranks; r++)
-            collect(&n, data, r, data->ranks[r].in, data->ranks[r].out);
+            collect(&n, data, r, data->ranks[r].in, data->ranks[r].out, nullptr);
         std::vector<const lk_ring_launch *> launches;
         for (uint32_t r = 1; r < c.shape.ranks; r++)
             launches.push_back(collected.launches[r][0].get());

@@ -407,7 +407,7 @@ static void bad_arguments_are_refused(void)
     struct lk_rng odd = { 0, 0, (const uint64_t *)(const void *)((const char *)data + 4) };
     struct lk_buffers list = { data, data, 130 }, skewed = { (char *)data + 2, data, 4 };
     struct lk_buffers nowhere = { data, NULL, 4 }, endless = { data, data, UINT64_MAX / 2 };
-    struct lk_reduction how = { LK_FP32, LK_FP32, NULL, 1, LK_NEAREST, NULL }, bad = how;
+    struct lk_reduction how = { LK_FP32, LK_FP32, NULL, 1, LK_NEAREST, NULL, NULL }, bad = how;
 
     ring_world_init(&world, 2, 2, 1, 512);
     ring_rank_init(&me, &world, 0);
@@ -500,7 +500,7 @@ static void work_runs_when_its_stream_says_so(void)
     static const struct lk_host_ops ops = { hold, count_use }, full = { no_room, NULL };
     static float data[2][5000], out[2][5000];
     static uint16_t factors[2] = { 0x3f80, 0x3f80 };
-    struct lk_reduction how = { LK_FP32, LK_FP32, NULL, 0.5F, LK_NEAREST, NULL };
+    struct lk_reduction how = { LK_FP32, LK_FP32, NULL, 0.5F, LK_NEAREST, NULL, NULL };
     struct ring_world world;
 
     ring_world_init(&world, 2, 3, 1, 0);
