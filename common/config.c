@@ -74,6 +74,17 @@ static int parse_wire(const char *text, void *field)
     return 0;
 }
 
+static int parse_rounding(const char *text, void *field)
+{
+    static const char *const names[] = { "nearest", "stochastic" };
+    int index = choice(text, names, sizeof(names) / sizeof(*names));
+
+    if (index < 0)
+        return -EINVAL;
+    *(enum lc_rounding *)field = (enum lc_rounding)index;
+    return 0;
+}
+
 static int parse_peer(const char *text, void *field)
 {
     static const char *const names[] = { "auto", "force", "off" };
@@ -123,15 +134,16 @@ static int parse_path(const char *text, void *field)
     return 0;
 }
 
-#define ACCEPTS_bool    "yes or no"
-#define ACCEPTS_level   "error, warn, info, debug or trace"
-#define ACCEPTS_report  "off, text or json"
-#define ACCEPTS_path    "a path"
-#define ACCEPTS_seconds "whole seconds, at most 999999"
-#define ACCEPTS_size    "a number, k, m or g behind it"
-#define ACCEPTS_wire    "data, bf16 or bf16-accurate"
-#define ACCEPTS_peer    "auto, force or off"
-#define ACCEPTS_exact   "fp32 or nccl"
+#define ACCEPTS_bool     "yes or no"
+#define ACCEPTS_level    "error, warn, info, debug or trace"
+#define ACCEPTS_report   "off, text or json"
+#define ACCEPTS_path     "a path"
+#define ACCEPTS_seconds  "whole seconds, at most 999999"
+#define ACCEPTS_size     "a number, k, m or g behind it"
+#define ACCEPTS_wire     "data, bf16 or bf16-accurate"
+#define ACCEPTS_rounding "nearest or stochastic"
+#define ACCEPTS_peer     "auto, force or off"
+#define ACCEPTS_exact    "fp32 or nccl"
 
 static const struct entry {
     const char *name;

@@ -21,6 +21,12 @@ enum lc_wire {
     LC_WIRE_BF16_ACCURATE,
 };
 
+/* How fp32 becomes bf16 for the wire. */
+enum lc_rounding {
+    LC_ROUNDING_NEAREST,
+    LC_ROUNDING_STOCHASTIC,
+};
+
 /* When reductions go through peers' memory. */
 enum lc_peer {
     LC_PEER_AUTO,
@@ -38,6 +44,7 @@ typedef bool lc_conf_bool;
 typedef size_t lc_conf_size;
 typedef unsigned lc_conf_seconds;
 typedef enum lc_wire lc_conf_wire;
+typedef enum lc_rounding lc_conf_rounding;
 typedef enum lc_peer lc_conf_peer;
 typedef enum lc_exact lc_conf_exact;
 typedef const char *lc_conf_path; /* owned by the struct, never NULL */

@@ -10,10 +10,17 @@
 #define BUFFERS 512
 #define UNIT    256 /* bytes */
 
-struct buffer {
+/* Of one buffer of a list. */
+struct tensor {
     const char *address;
-    size_t count;
+    uint64_t count; /* elements of all parts */
+};
+
+struct buffer {
+    struct tensor *tensors; /* in the order of the call; owned */
+    size_t n;
     enum lc_redop_kind redop;
+    uint64_t layout;
     size_t at, bytes;
     uint64_t used; /* number of the call that used it last */
     bool captured; /* by a graph, which may be replayed: stays */
@@ -29,6 +36,13 @@ struct lc_feedback {
     struct buffer buffers[BUFFERS]; /* by place */
     size_t n;
 };
+
+static void drop(struct lc_feedback *feedback, size_t i)
+{
+    free(feedback->buffers[i].tensors);
+    memmove(&feedback->buffers[i], &feedback->buffers[i + 1],
+            (--feedback->n - i) * sizeof(struct buffer));
+}
 
 /* ---- set-up and end ---- */
 
@@ -75,7 +89,9 @@ void lc_feedback_set_up(struct lc_reducer *reducer, cudaStream_t stream, struct 
     }
     feedback->backend = reducer->backend;
     feedback->bytes = config->feedback_max / UNIT * UNIT;
-    feedback->n = feedback->touched = 0;
+    while (feedback->n)
+        drop(feedback, feedback->n - 1);
+    feedback->touched = 0;
     feedback->calls = 0;
     feedback->ledger = allocate(feedback, reducer, stream) ? ledger : NULL;
 }
@@ -92,43 +108,120 @@ void lc_feedback_free(struct lc_feedback *feedback)
         return;
     if (feedback->memory)
         (void)feedback->backend->cudaFree(feedback->memory);
+    while (feedback->n)
+        drop(feedback, feedback->n - 1);
     free(feedback);
 }
 
 /* ---- which buffer has which place ---- */
 
-static struct buffer *find(struct lc_feedback *feedback, const struct lc_op *op,
-                           const struct lc_redop *redop, size_t bytes)
+static struct tensor tensor_of(const struct lc_owing *owing, size_t i)
+{
+    return (struct tensor){ owing->list[i].in, owing->parts * owing->list[i].count };
+}
+
+static bool is_for(const struct buffer *buffer, const struct lc_owing *owing, size_t bytes)
+{
+    if (buffer->n != owing->n || buffer->redop != owing->redop || buffer->bytes != bytes ||
+        buffer->layout != owing->layout)
+        return false;
+    for (size_t i = 0; i < owing->n; i++) {
+        struct tensor tensor = tensor_of(owing, i);
+
+        if (buffer->tensors[i].address != tensor.address ||
+            buffer->tensors[i].count != tensor.count)
+            return false;
+    }
+    return true;
+}
+
+static struct buffer *find(struct lc_feedback *feedback, const struct lc_owing *owing, size_t bytes)
 {
     for (size_t i = 0; i < feedback->n; i++) {
-        struct buffer *buffer = &feedback->buffers[i];
-
-        if (buffer->address == op->send && buffer->count == op->count &&
-            buffer->redop == redop->kind && buffer->bytes == bytes)
-            return buffer;
+        if (is_for(&feedback->buffers[i], owing, bytes))
+            return &feedback->buffers[i];
     }
     return NULL;
 }
 
-static void drop(struct lc_feedback *feedback, size_t i)
+/* ---- what lies across what ---- */
+
+struct range {
+    const char *begin;
+    const char *end; /* in a sorted list the last one of all up to it */
+};
+
+static struct range range_of(struct tensor tensor)
 {
-    memmove(&feedback->buffers[i], &feedback->buffers[i + 1],
-            (--feedback->n - i) * sizeof(struct buffer));
+    return (struct range){ tensor.address, tensor.address + tensor.count * sizeof(float) };
 }
 
-/* What lay where this one lies is no more. */
-static void drop_overlapped(struct lc_feedback *feedback, const struct lc_op *op)
+static int by_begin(const void *a, const void *b)
 {
-    const char *begin = op->send, *end = begin + op->count * sizeof(float);
+    const struct range *left = a, *right = b;
 
+    return (left->begin > right->begin) - (left->begin < right->begin);
+}
+
+/* NULL: no memory. */
+static struct range *sort_ranges(const struct lc_owing *owing)
+{
+    struct range *ranges = calloc(owing->n, sizeof(*ranges));
+
+    if (!ranges)
+        return NULL;
+    for (size_t i = 0; i < owing->n; i++)
+        ranges[i] = range_of(tensor_of(owing, i));
+    qsort(ranges, owing->n, sizeof(*ranges), by_begin);
+    for (size_t i = 1; i < owing->n; i++) {
+        if (ranges[i].end < ranges[i - 1].end)
+            ranges[i].end = ranges[i - 1].end;
+    }
+    return ranges;
+}
+
+static bool overlaps(const struct range *ranges, size_t n, struct range other)
+{
+    size_t low = 0, high = n; /* before `low` all begin before the other one ends */
+
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+
+        if (ranges[middle].begin < other.end)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low > 0 && ranges[low - 1].end > other.begin;
+}
+
+static bool buffer_overlaps(const struct buffer *buffer, const struct range *ranges, size_t n)
+{
+    for (size_t i = 0; i < buffer->n; i++) {
+        if (buffer->tensors[i].count && overlaps(ranges, n, range_of(buffer->tensors[i])))
+            return true;
+    }
+    return false;
+}
+
+/* What lay where these lie is no more. False: no memory to find out. */
+static bool drop_overlapped(struct lc_feedback *feedback, const struct lc_owing *owing)
+{
+    struct range *ranges = sort_ranges(owing);
+
+    if (!ranges)
+        return false;
     for (size_t i = feedback->n; i-- > 0;) {
         const struct buffer *buffer = &feedback->buffers[i];
 
-        if (!buffer->captured && buffer->address < end &&
-            begin < buffer->address + buffer->count * sizeof(float))
+        if (!buffer->captured && buffer_overlaps(buffer, ranges, owing->n))
             drop(feedback, i);
     }
+    free(ranges);
+    return true;
 }
+
+/* ---- places ---- */
 
 /* A buffer that has not come again while all others came several times will not. */
 static bool drop_stale(struct lc_feedback *feedback)
@@ -181,29 +274,42 @@ static bool clear(struct lc_feedback *feedback, const struct buffer *buffer,
     return true;
 }
 
-static struct buffer *make(struct lc_feedback *feedback, const struct lc_op *op,
-                           const struct lc_redop *redop, size_t bytes, const struct lc_span *span)
+static struct buffer *place_or_say(struct lc_feedback *feedback, size_t bytes)
 {
-    struct buffer *buffer;
+    struct buffer *buffer = place(feedback, bytes);
 
-    drop_overlapped(feedback, op);
-    buffer = place(feedback, bytes);
     if (!buffer && drop_stale(feedback))
         buffer = place(feedback, bytes);
-    if (!buffer) {
+    if (!buffer)
         lc_warn_once(
             "error feedback: no room for all buffers in LOONGCOMM_FEEDBACK_MAX (%zu MB): some go without",
             feedback->bytes >> 20);
+    return buffer;
+}
+
+static struct buffer *make(struct lc_feedback *feedback, const struct lc_owing *owing, size_t bytes,
+                           const struct lc_span *span)
+{
+    struct tensor *tensors = calloc(owing->n, sizeof(*tensors));
+    struct buffer *buffer = tensors && drop_overlapped(feedback, owing)
+                                ? place_or_say(feedback, bytes)
+                                : NULL;
+
+    if (!buffer) {
+        free(tensors);
         return NULL;
     }
+    buffer->tensors = tensors;
     if (!clear(feedback, buffer, span)) {
         (void)feedback->backend->cudaGetLastError(); /* not the program's error */
         drop(feedback, (size_t)(buffer - feedback->buffers));
         return NULL;
     }
-    buffer->address = op->send;
-    buffer->count = op->count;
-    buffer->redop = redop->kind;
+    for (size_t i = 0; i < owing->n; i++)
+        tensors[i] = tensor_of(owing, i);
+    buffer->n = owing->n;
+    buffer->redop = owing->redop;
+    buffer->layout = owing->layout;
     return buffer;
 }
 
@@ -212,26 +318,25 @@ static bool has(const struct lc_reducer *reducer)
     return reducer->feedback && reducer->feedback->ledger;
 }
 
-float *lc_feedback_of(const struct lc_span *span, const struct lc_op *op,
-                      const struct lc_redop *redop, uint64_t elements)
+float *lc_feedback_of(const struct lc_span *span, const struct lc_owing *owing)
 {
     struct lc_feedback *feedback = span->reducer->feedback;
-    size_t bytes = (elements * sizeof(float) + UNIT - 1) / UNIT * UNIT;
+    size_t bytes = (owing->elements * sizeof(float) + UNIT - 1) / UNIT * UNIT;
     struct buffer *buffer;
 
-    if (!has(span->reducer) || op->count == 0)
+    if (!has(span->reducer) || owing->elements == 0)
         return NULL;
     feedback->calls++;
-    buffer = find(feedback, op, redop, bytes);
+    buffer = find(feedback, owing, bytes);
     if (!buffer)
-        buffer = make(feedback, op, redop, bytes, span);
+        buffer = make(feedback, owing, bytes, span);
     if (!buffer) {
-        lc_add(&feedback->ledger->unfed, 1);
+        lc_add(&feedback->ledger->unfed, owing->n);
         return NULL;
     }
     buffer->used = feedback->calls;
     buffer->captured |= span->capture != 0;
-    lc_add(&feedback->ledger->fed, 1);
+    lc_add(&feedback->ledger->fed, owing->n);
     return (float *)(feedback->memory + buffer->at);
 }
 
@@ -240,13 +345,5 @@ void lc_feedback_pass_group(struct lc_reducer *reducer, uint64_t calls)
     if (!has(reducer))
         return;
     lc_add(&reducer->feedback->ledger->unfed, calls);
-    lc_warn_once("error feedback: all-reduces in groups go without");
-}
-
-void lc_feedback_pass_rings(struct lc_reducer *reducer)
-{
-    if (!has(reducer))
-        return;
-    lc_add(&reducer->feedback->ledger->unfed, 1);
-    lc_warn_once("error feedback: all-reduces through peers' memory (LOONGCOMM_PEER) go without");
+    lc_warn_once("error feedback: all-reduces in groups that go through NCCL go without");
 }

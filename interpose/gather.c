@@ -9,6 +9,7 @@
 #include "interpose/process.h"
 #include "interpose/reduce.h"
 #include "interpose/rings.h"
+#include "interpose/rounding.h"
 #include "interpose/verify.h"
 
 #include <stdlib.h>
@@ -381,6 +382,7 @@ static int pack(const struct batch *batch)
     uint64_t stretches = is_scatter(batch) ? ranks_of(batch) : 1;
     struct lk_tensor *tensors = calloc(stretches * batch->n, sizeof(*tensors));
     uint64_t at = is_pair(batch) ? (uint64_t)first->op.comm->facts.rank * batch->length : 0;
+    struct lk_rng rng = { 0 };
     size_t n = 0;
     int err;
 
@@ -394,12 +396,17 @@ static int pack(const struct batch *batch)
                                                at + r * batch->length + part->offset };
         }
     }
-    err = is_cast(batch) ? backend->lk_cast_pack(tensors, n, batch->packed, &scale, LK_NEAREST,
-                                                 NULL, stream_of(batch))
-                         : backend->lk_pack(tensors, n, batch->packed, lc_lk_type(first->op.type),
-                                            stream_of(batch));
+    if (is_cast(batch))
+        err = backend->lk_cast_pack(tensors, n, batch->packed, &scale,
+                                    lc_rounding_of(first->op.comm->reducer, &rng), &rng,
+                                    stream_of(batch));
+    else
+        err = backend->lk_pack(tensors, n, batch->packed, lc_lk_type(first->op.type),
+                               stream_of(batch));
     free(tensors);
-    return err;
+    return err || !is_cast(batch)
+               ? err
+               : lc_rounding_drawn(first->op.comm->reducer, packed_length(batch), stream_of(batch));
 }
 
 static int unpack(const struct batch *batch, const char *from)
@@ -507,19 +514,29 @@ static ncclResult_t call(const struct batch *batch, const struct lc_real *real)
                                first->op.handle, stream_of(batch));
 }
 
+/* The own shard of an accurate sum, rounded. */
+static int add_up_shard(const struct batch *batch)
+{
+    const struct lc_comm *comm = batch->first->op.comm;
+    uint64_t rank = (uint64_t)comm->facts.rank, shard = shard_of(batch);
+    struct lk_rng rng = { 0 };
+    int err = comm->reducer->backend->lk_sum_shards(
+        batch->second, ranks_of(batch), shard, shard,
+        batch->packed + rank * shard * wire_size(batch), LK_BF16, NULL,
+        lc_rounding_of(comm->reducer, &rng), &rng, stream_of(batch));
+
+    return err ? err : lc_rounding_drawn(comm->reducer, shard, stream_of(batch));
+}
+
 /* An accurate sum of what the exchange brought: into the own shard, or into the results. */
 static int add_up(const struct batch *batch)
 {
-    const struct lc_comm *comm = batch->first->op.comm;
-    const struct lc_backend *backend = comm->reducer->backend;
-    uint64_t rank = (uint64_t)comm->facts.rank, shard = shard_of(batch);
+    const struct lc_backend *backend = batch->first->op.comm->reducer->backend;
     const char *from = is_pair(batch) ? batch->packed : batch->second;
     int err = 0;
 
     if (!is_scatter(batch) && !is_pair(batch))
-        return backend->lk_sum_shards(batch->second, ranks_of(batch), shard, shard,
-                                      batch->packed + rank * shard * wire_size(batch), LK_BF16,
-                                      NULL, LK_NEAREST, NULL, stream_of(batch));
+        return add_up_shard(batch);
     for (size_t i = 0; !err && i < batch->n; i++)
         err = backend->lk_sum_shards(from + batch->parts[i].offset * wire_size(batch),
                                      ranks_of(batch), batch->length, batch->parts[i].count,
@@ -752,8 +769,11 @@ static ncclResult_t start(struct batch *batch, const struct lc_real *real)
     result = begin(batch->member, &span);
     if (result == ncclSuccess)
         result = verify(batch, &span, real);
-    if (!is_scatter(batch) && (is_cast(batch) || batch->first->choice.outcome == LC_RINGS_BF16))
-        lc_feedback_pass_group(span.reducer, batch->n);
+    if (is_cast(batch)) {
+        lc_add(&batch->first->op.comm->ledger.drawn, span.reducer->stochastic ? batch->n : 0);
+        if (!is_scatter(batch))
+            lc_feedback_pass_group(span.reducer, batch->n);
+    }
     if (result == ncclSuccess) {
         err = is_rings(batch) ? launch(batch, &span) : pack(batch);
         result = err               ? cuda_failed(batch->first->op.comm, err)

@@ -57,7 +57,9 @@ struct lc_ledger {
     uint64_t ring_used;
     uint64_t ring_changes; /* of its size */
 
-    /* All-reduces with bf16 on the wire, where error feedback is wanted (feedback.h). */
+    uint64_t drawn; /* calls with bf16 on the wire that were rounded stochastically */
+
+    /* Calls with bf16 on the wire, where error feedback is wanted (feedback.h). */
     uint64_t fed;
     uint64_t unfed;          /* went without */
     uint64_t feedback_bytes; /* of device memory that residuals have used */

@@ -8,6 +8,7 @@
 #include "interpose/feedback.h"
 #include "interpose/peers.h"
 #include "interpose/process.h"
+#include "interpose/rounding.h"
 #include "interpose/verify.h"
 
 #include <poll.h>
@@ -182,6 +183,7 @@ static void free_parts(struct lc_reducer *reducer)
     }
     lc_verify_free(reducer->verify);
     lc_feedback_free(reducer->feedback);
+    lc_rounding_free(reducer);
     lc_peers_free(reducer->peers);
     if (reducer->scratch)
         (void)backend->cudaFree(reducer->scratch);
@@ -430,6 +432,8 @@ struct cast {
     uint64_t ranks, rank;
     bool accurate;
     uint64_t most; /* elements of a piece, but for the last one */
+    enum lk_rounding rounding;
+    struct lk_rng rng;
 
     /* What is owed to each element of the contribution, then to each of the own shard of the sum; NULL: no feedback. */
     float *residual;
@@ -444,16 +448,25 @@ static ncclResult_t failed(const struct cast *cast, int err)
     return ncclUnhandledCudaError;
 }
 
+/* Behind a kernel that has rounded so many elements. */
+static int rounded(const struct cast *cast, int err, uint64_t elements)
+{
+    return err ? err : lc_rounding_drawn(cast->reducer, elements, cast->op->stream);
+}
+
 static int pack(const struct cast *cast, uint64_t at, uint64_t n, char *to)
 {
     const float *send = cast->op->send;
     struct lk_tensor tensor = { (void *)(send + at), n, 0 };
+    int err;
 
     if (cast->residual)
-        return cast->backend->lk_cast_feedback(send + at, n, to, cast->residual + at, &cast->scale,
-                                               LK_NEAREST, NULL, cast->op->stream);
-    return cast->backend->lk_cast_pack(&tensor, 1, to, &cast->scale, LK_NEAREST, NULL,
-                                       cast->op->stream);
+        err = cast->backend->lk_cast_feedback(send + at, n, to, cast->residual + at, &cast->scale,
+                                              cast->rounding, &cast->rng, cast->op->stream);
+    else
+        err = cast->backend->lk_cast_pack(&tensor, 1, to, &cast->scale, cast->rounding, &cast->rng,
+                                          cast->op->stream);
+    return rounded(cast, err, n);
 }
 
 static int unpack(const struct cast *cast, const void *from, uint64_t at, uint64_t n)
@@ -475,9 +488,9 @@ static int pack_parts(const struct cast *cast, uint64_t at, uint64_t n)
     for (uint64_t r = 0; r < cast->ranks; r++)
         tensors[r] = (struct lk_tensor){ (void *)(send + r * cast->op->count + at), n, r * n };
     err = cast->backend->lk_cast_pack(tensors, cast->ranks, cast->reducer->scratch, &cast->scale,
-                                      LK_NEAREST, NULL, cast->op->stream);
+                                      cast->rounding, &cast->rng, cast->op->stream);
     free(tensors);
-    return err;
+    return rounded(cast, err, cast->ranks * n);
 }
 
 ncclResult_t lc_exchange(const struct lc_real *real, const char *from, char *to, uint64_t shard,
@@ -535,14 +548,17 @@ static int sum_shard(const struct cast *cast, const char *parts, uint64_t at, ui
     int err;
 
     if (!cast->residual)
-        return cast->backend->lk_sum_shards(parts, cast->ranks, shard, shard, own, LK_BF16, NULL,
-                                            LK_NEAREST, NULL, op->stream);
+        return rounded(cast,
+                       cast->backend->lk_sum_shards(parts, cast->ranks, shard, shard, own, LK_BF16,
+                                                    NULL, cast->rounding, &cast->rng, op->stream),
+                       shard);
     owed = cast->residual + padded(op->count) + at / cast->most * shard_of(cast, cast->most);
     err = cast->backend->lk_sum_shards(parts, cast->ranks, shard, count, sums, LK_FP32, NULL,
                                        LK_NEAREST, NULL, op->stream);
-    return err ? err
-               : cast->backend->lk_cast_feedback(sums, count, own, owed, NULL, LK_NEAREST, NULL,
-                                                 op->stream);
+    if (!err)
+        err = cast->backend->lk_cast_feedback(sums, count, own, owed, NULL, cast->rounding,
+                                              &cast->rng, op->stream);
+    return rounded(cast, err, count);
 }
 
 /* All-to-all of bf16, sum in fp32 in rank order, all-gather of the rounded sums: every rank gets the owner's bits. */
@@ -657,6 +673,7 @@ ncclResult_t lc_reduce_cast(const struct lc_op *op, const struct lc_redop *redop
     ncclResult_t (*run)(const struct cast *, uint64_t, uint64_t) = op->kind == LC_OP_REDUCE_SCATTER
                                                                        ? reduce_scatter_piece
                                                                        : all_reduce_piece;
+    const struct lk_buffers buffer = { op->send, op->recv, op->count };
     ncclResult_t result = ncclSuccess;
     struct lc_check check = { 0 };
     struct lc_span span;
@@ -667,8 +684,11 @@ ncclResult_t lc_reduce_cast(const struct lc_op *op, const struct lc_redop *redop
         return failed(&cast, err);
     err = lc_span_wait(&span);
     cast.most = piece(&cast);
+    cast.rounding = lc_rounding_of(cast.reducer, &cast.rng);
+    lc_add(&comm->ledger.drawn, cast.rounding == LK_STOCHASTIC);
     if (!err && op->kind == LC_OP_ALL_REDUCE)
-        cast.residual = lc_feedback_of(&span, op, redop, residuals(&cast));
+        cast.residual = lc_feedback_of(
+            &span, &(struct lc_owing){ &buffer, 1, 1, redop->kind, 0, residuals(&cast) });
     if (!err)
         result = lc_verify_plain(
             cast.reducer, op, &(struct lc_checked){ .captured = span.capture != 0 }, real, &check);

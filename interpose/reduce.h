@@ -40,9 +40,12 @@ struct lc_reducer {
     bool open; /* begun and not marked by an event yet */
 
     struct lc_feedback *feedback; /* NULL: there is none */
-    struct lc_verify *verify;     /* NULL: nothing is verified */
-    struct lc_peers *peers;       /* rings, in the making or made; NULL: none were tried */
-    struct lc_sizing sizing;      /* of them */
+    bool stochastic;              /* so it is rounded (rounding.h) */
+    uint64_t seed;
+    uint64_t *drawn;          /* numbers so far, of the device's; NULL: none ever were */
+    struct lc_verify *verify; /* NULL: nothing is verified */
+    struct lc_peers *peers;   /* rings, in the making or made; NULL: none were tried */
+    struct lc_sizing sizing;  /* of them */
 
     struct lc_reducer *next; /* of those that are kept for another communicator */
 };

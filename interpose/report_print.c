@@ -120,9 +120,11 @@ static void print_ledger(const struct lc_ledger *ledger, FILE *out)
         fprintf(out, "    rings: %s in use, %s allocated, size changed %" PRIu64 " times\n",
                 human(ledger->ring_used, sent), human(ledger->ring_bytes, asked),
                 ledger->ring_changes);
+    if (ledger->drawn)
+        fprintf(out, "    rounded stochastically: %" PRIu64 " calls\n", ledger->drawn);
     if (ledger->fed || ledger->unfed)
         fprintf(out,
-                "    error feedback: %" PRIu64 " all-reduces, %" PRIu64
+                "    error feedback: %" PRIu64 " calls, %" PRIu64
                 " went without; %s of residuals\n",
                 ledger->fed, ledger->unfed, human(ledger->feedback_bytes, sent));
     if (ledger->verify_begun || ledger->verify_passed)
@@ -396,6 +398,10 @@ static void json_ledger(struct lc_json *json, const struct lc_ledger *ledger)
         lc_json_key(json, "changes");
         lc_json_uint(json, ledger->ring_changes);
         lc_json_end(json);
+    }
+    if (ledger->drawn) {
+        lc_json_key(json, "rounded_stochastically");
+        lc_json_uint(json, ledger->drawn);
     }
     if (ledger->fed || ledger->unfed)
         json_feedback(json, ledger);

@@ -8,6 +8,7 @@
 #include "interpose/peers.h"
 #include "interpose/process.h"
 #include "interpose/reduce.h"
+#include "interpose/rounding.h"
 #include "interpose/verify.h"
 
 #include <errno.h>
@@ -58,41 +59,91 @@ static bool is_one_shot(const struct lc_op *op, const struct lc_situation *now,
            op->comm->reducer->backend->lk_lines_bytes(how, list, n) <= rings->shape.line_bytes;
 }
 
+/* A launch's constants. */
+struct launch {
+    const struct lc_op *op;
+    const struct lc_redop *redop;
+    const struct lk_rings *rings;
+    const struct lk_buffers *list;
+    size_t n;
+    const struct lc_span *span;
+    struct lk_reduction how;
+    struct lk_rng rng;
+};
+
+static uint64_t parts_of(const struct launch *l)
+{
+    return l->op->kind == LC_OP_REDUCE_SCATTER ? l->rings->shape.ranks : 1;
+}
+
+/* Tiles of other rings have other owners, where channels are not as many. */
+static void narrow(struct launch *l, uint64_t elements)
+{
+    struct lc_reducer *reducer = l->op->comm->reducer;
+    struct lc_owing owing = { l->list,
+                              l->n,
+                              parts_of(l),
+                              l->redop->kind,
+                              1 + (uint64_t)l->rings->shape.channels,
+                              parts_of(l) * elements };
+
+    l->how.rounding = lc_rounding_of(reducer, &l->rng);
+    l->how.rng = &l->rng;
+    lc_add(&l->op->comm->ledger.drawn, l->how.rounding == LK_STOCHASTIC ? l->n : 0);
+    l->how.residual = lc_feedback_of(l->span, &owing);
+}
+
+static int run(struct launch *l, uint32_t ctas)
+{
+    struct lc_reducer *reducer = l->op->comm->reducer;
+    const struct lc_backend *backend = reducer->backend;
+    __typeof__(lk_rings_all_reduce) *call = l->op->kind == LC_OP_REDUCE_SCATTER
+                                                ? backend->lk_rings_reduce_scatter
+                                                : backend->lk_rings_all_reduce;
+    uint64_t elements = 0;
+    int err;
+
+    if (l->how.wire != l->how.type) {
+        elements = backend->lk_rings_elements(&l->how, l->list, l->n);
+        narrow(l, elements);
+    }
+    err = call(l->rings, &l->how, l->list, l->n, ctas, l->span->stream);
+    return err || !elements ? err : lc_rounding_drawn(reducer, elements, l->span->stream);
+}
+
 int lc_rings_launch(const struct lc_op *op, const struct lc_redop *redop,
                     const struct lk_buffers *list, size_t n, const struct lc_span *span,
                     enum lc_outcome *outcome)
 {
     const struct lc_comm *comm = op->comm;
     struct lc_reducer *reducer = comm->reducer;
-    const struct lc_backend *backend = reducer->backend;
     const struct lk_rings *rings = lc_peers_rings(reducer->peers, op->generation);
     struct lc_situation now = { .ranks = comm->facts.ranks, .profile = lc_machine_profile() };
-    struct lk_reduction how = { .type = lc_lk_type(op->type), .rounding = LK_NEAREST };
+    struct launch l = { op, redop, rings, list, n, span, .how = { .type = lc_lk_type(op->type) } };
     size_t bytes = data_bytes(op, list, n, comm->facts.ranks);
     struct lk_scale pre;
     uint32_t ctas;
     bool one_shot;
 
-    how.wire = how.type;
-    place_factor(op, redop, comm->facts.ranks, &pre, &how.post);
-    how.pre = &pre;
-    one_shot = is_one_shot(op, &now, rings, &how, list, n);
+    l.how.wire = l.how.type;
+    place_factor(op, redop, comm->facts.ranks, &pre, &l.how.post);
+    l.how.pre = &pre;
+    one_shot = is_one_shot(op, &now, rings, &l.how, list, n);
     if (one_shot)
         *outcome = LC_RINGS_LINES;
     else if (op->kind == LC_OP_ALL_REDUCE && is_exact(&now, bytes, n, *outcome))
         *outcome = LC_RINGS;
     else if (*outcome == LC_RINGS_BF16)
-        how.wire = LK_BF16;
-    ctas = lc_policy_ctas(op, &now, how.wire != how.type, bytes,
+        l.how.wire = LK_BF16;
+    ctas = lc_policy_ctas(op, &now, l.how.wire != l.how.type, bytes,
                           lc_peers_ctas(reducer->peers, rings->shape.slots));
     if (span->capture)
         lc_peers_keep(reducer->peers, LC_GRID_SUMS, ctas);
     if (one_shot)
-        return backend->lk_lines_all_reduce(rings, &how, list, n, ctas, span->stream);
-    lc_sizing_note(&reducer->sizing, bytes / (how.wire == how.type ? 1 : 2) / rings->shape.ranks);
-    return op->kind == LC_OP_REDUCE_SCATTER
-               ? backend->lk_rings_reduce_scatter(rings, &how, list, n, ctas, span->stream)
-               : backend->lk_rings_all_reduce(rings, &how, list, n, ctas, span->stream);
+        return reducer->backend->lk_lines_all_reduce(rings, &l.how, list, n, ctas, span->stream);
+    lc_sizing_note(&reducer->sizing,
+                   bytes / (l.how.wire == l.how.type ? 1 : 2) / rings->shape.ranks);
+    return run(&l, ctas);
 }
 
 /* A failure of ours after commit is an error at every rank: never a silent way around it. */
@@ -128,8 +179,6 @@ ncclResult_t lc_reduce_rings(struct lc_op *op, const struct lc_redop *redop,
         err = lc_rings_launch(op, redop, &buffers, 1, &span, &outcome);
     if (!err && result == ncclSuccess)
         lc_verify_compare(reducer, &check, op, outcome);
-    if (outcome == LC_RINGS_BF16 && op->kind == LC_OP_ALL_REDUCE)
-        lc_feedback_pass_rings(reducer);
     recorded = lc_span_record(&span);
     lc_span_end(&span);
     op->outcome = (int)outcome;

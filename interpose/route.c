@@ -15,6 +15,7 @@
 #include "interpose/process.h"
 #include "interpose/reduce.h"
 #include "interpose/rings.h"
+#include "interpose/rounding.h"
 #include "interpose/verify.h"
 
 #include <stdlib.h>
@@ -166,8 +167,10 @@ static bool is_set_up(struct lc_comm *comm, cudaStream_t stream)
     if (!comm->reducer) {
         reducer = lc_reducer_new(device, stream, scratch_size(comm->facts.ranks));
         atomic_store_explicit(&comm->reducer, reducer, memory_order_release);
-        if (reducer)
+        if (reducer) {
             lc_feedback_set_up(reducer, stream, &comm->ledger);
+            lc_rounding_set_up(comm, stream);
+        }
         comm->no_setup = !reducer || !lc_verify_set_up(reducer, stream, &comm->ledger,
                                                        comm->facts.rank, comm->facts.ranks);
     }

@@ -45,18 +45,41 @@ static double square_root(double x)
     return y;
 }
 
-/* What rounding explains of a relative L2 error, in either of the results, where terms do not cancel out. A rounding to
- * bf16 is off by 2^-8 at most, to fp16 by 2^-11; NCCL rounds at each of its hops. */
-static double bound_of(const struct compared *what, int ranks)
+static bool is_narrow(const struct compared *what)
 {
+    return what->outcome == LC_RINGS_BF16 || what->outcome == LC_CAST_BF16;
+}
+
+/* Of the roundings to bf16 of a call: NCCL rounds at each of its hops. */
+static double bound_of_narrow(const struct compared *what, int ranks)
+{
+    const struct lc_config *config = lc_process_config();
     double hops = square_root(ranks);
 
-    if (what->outcome == LC_RINGS_BF16)
-        return 8e-3;
-    if (what->outcome == LC_CAST_BF16 && lc_process_config()->error_feedback)
-        return 2 * (8e-3 + 4e-3 * hops); /* what earlier calls have lost, as much again */
-    if (what->outcome == LC_CAST_BF16)
-        return lc_wire_is_accurate(lc_process_config(), ranks) ? 8e-3 : 4e-3 * (1 + hops);
+    if (what->outcome == LC_CAST_BF16 && config->error_feedback)
+        return 8e-3 + 4e-3 * hops;
+    return what->outcome == LC_RINGS_BF16 || lc_wire_is_accurate(config, ranks) ? 8e-3
+                                                                                : 4e-3 * (1 + hops);
+}
+
+/* Stochastic rounding is off by no more in the mean of squares, by twice as much at the worst. */
+static double factor_of_drawing(const struct compared *what)
+{
+    if (lc_process_config()->rounding != LC_ROUNDING_STOCHASTIC)
+        return 1;
+    return what->count < 1000 ? 2 : 1.25;
+}
+
+/* What rounding explains of a relative L2 error, in either of the results, where terms do not cancel out. A rounding to
+ * bf16 is off by 2^-8 at most, to fp16 by 2^-11. With error feedback there is what earlier calls have lost, as much again. */
+static double bound_of(const struct compared *what, int ranks)
+{
+    const struct lc_config *config = lc_process_config();
+    double hops = square_root(ranks);
+
+    if (is_narrow(what))
+        return bound_of_narrow(what, ranks) * factor_of_drawing(what) *
+               (config->error_feedback ? 2 : 1);
     if (what->type == ncclFloat32)
         return 1e-6 * hops;
     return (what->type == ncclFloat16 ? 5e-4 : 4e-3) * (1 + hops);

@@ -212,6 +212,11 @@ static const struct lc_profile_rule *rings_rule(const struct answer *answer,
                             bf16_wire, lc_op_bytes(&call->op, call->ranks));
 }
 
+static const char *how_rounded(const struct lc_config *config)
+{
+    return config->rounding == LC_ROUNDING_STOCHASTIC ? ", rounded stochastically" : "";
+}
+
 static void explain_rings(struct answer *answer, const struct call *call,
                           const struct lc_situation *now, bool bf16_wire)
 {
@@ -223,9 +228,9 @@ static void explain_rings(struct answer *answer, const struct call *call,
     uint32_t ctas = lc_policy_ctas(&call->op, now, bf16_wire, lc_op_bytes(&call->op, call->ranks),
                                    UINT32_MAX);
 
-    (void)snprintf(d->choice, TEXT_MAX, "memory mapped between the ranks, %s%s",
+    (void)snprintf(d->choice, TEXT_MAX, "memory mapped between the ranks, %s%s%s",
                    one_shot ? "one-shot where it fits the lines, else two-shot" : "two-shot",
-                   bf16_wire ? ", bf16 on the wire" : "");
+                   bf16_wire ? ", bf16 on the wire" : "", bf16_wire ? how_rounded(config) : "");
     if (ctas != UINT32_MAX)
         (void)snprintf(d->choice + strlen(d->choice), TEXT_MAX - strlen(d->choice), ", %u CTAs",
                        ctas);
@@ -308,7 +313,7 @@ static enum lc_path explain_path(struct answer *answer, const struct call *call)
     case LC_PATH_RINGS: explain_rings(answer, call, &now, choice.outcome == LC_RINGS_BF16); break;
     case LC_PATH_EXCHANGE: explain_exchange(answer, call, &now); break;
     case LC_PATH_CAST:
-        (void)snprintf(d->choice, TEXT_MAX, "NCCL, as bf16");
+        (void)snprintf(d->choice, TEXT_MAX, "NCCL, as bf16%s", how_rounded(config));
         name_setting(answer, "ALLREDUCE_WIRE", d->why, TEXT_MAX);
         break;
     case LC_PATH_NCCL:

@@ -93,13 +93,24 @@ static struct lc_reducer begin(void)
     return reducer;
 }
 
-static float *of(struct lc_reducer *reducer, const float *buffer, size_t count, bool captured)
+/* Of a list of `n` buffers of `count` elements, `step` apart. */
+static float *of_list(struct lc_reducer *reducer, const float *first, size_t count, size_t n,
+                      size_t step, bool captured)
 {
     struct lc_span span = { .reducer = reducer, .capture = captured };
-    struct lc_redop sum = { .kind = LC_REDOP_SUM };
-    struct lc_op op = { .send = buffer, .count = count };
+    struct lc_owing owing = { .n = n, .parts = 1, .redop = LC_REDOP_SUM, .elements = n * count };
+    struct lk_buffers list[8] = { 0 };
 
-    return lc_feedback_of(&span, &op, &sum, count);
+    CHECK(n <= 8);
+    owing.list = list;
+    for (size_t i = 0; i < n; i++)
+        list[i] = (struct lk_buffers){ first + i * step, NULL, count };
+    return lc_feedback_of(&span, &owing);
+}
+
+static float *of(struct lc_reducer *reducer, const float *buffer, size_t count, bool captured)
+{
+    return of_list(reducer, buffer, count, 1, 0, captured);
 }
 
 static void buffers_keep_their_places(void)
@@ -169,6 +180,57 @@ static void graphs_keep_their_residuals(void)
     lc_feedback_free(reducer.feedback);
 }
 
+/* They are known together: by all that they are, and in their order. */
+static void lists_keep_their_places(void)
+{
+    struct lc_reducer reducer = begin();
+    float *list = of_list(&reducer, AT(0), 64, 3, QUARTER, false);
+    struct lk_buffers buffers[] = {
+        {AT(8),  NULL, 64},
+        { AT(9), NULL, 64}
+    };
+    struct lc_span span = { .reducer = &reducer };
+    struct lc_owing owing = { buffers, 2, 1, LC_REDOP_SUM, 5, 128 };
+    float *other = lc_feedback_of(&span, &owing);
+
+    CHECK(list && other && list != other && ledger.fed == 5);
+    CHECK(of_list(&reducer, AT(0), 64, 3, QUARTER, false) == list);
+    CHECK(lc_feedback_of(&span, &owing) == other && cleared == 0);
+    *other = 1;
+    owing.layout = 6;
+    CHECK(lc_feedback_of(&span, &owing) == other && *other == 0 && cleared == 1);
+    *other = 1;
+    owing.redop = LC_REDOP_AVG;
+    CHECK(lc_feedback_of(&span, &owing) == other && *other == 0 && cleared == 2);
+    *other = 1;
+    buffers[0] = (struct lk_buffers){ AT(9), NULL, 64 };
+    buffers[1] = (struct lk_buffers){ AT(8), NULL, 64 };
+    CHECK(lc_feedback_of(&span, &owing) == other && *other == 0 && cleared == 3);
+    CHECK(of_list(&reducer, AT(0), 64, 3, QUARTER, false) == list);
+    lc_feedback_free(reducer.feedback);
+}
+
+/* Buffers of one list lie between those of another, which end nothing; one that is in both ends the other list. */
+static void lists_end_what_they_share(void)
+{
+    struct lc_reducer reducer = begin();
+    float *even = of_list(&reducer, AT(0), QUARTER / 8, 4, 2 * QUARTER, false);
+    float *odd = of_list(&reducer, AT(1), QUARTER / 8, 4, 2 * QUARTER, false);
+
+    CHECK(even && odd && even != odd);
+    *even = *odd = 1;
+    for (int round = 0; round < 3; round++) {
+        CHECK(of_list(&reducer, AT(0), QUARTER / 8, 4, 2 * QUARTER, false) == even);
+        CHECK(of_list(&reducer, AT(1), QUARTER / 8, 4, 2 * QUARTER, false) == odd);
+    }
+    CHECK(*even == 1 && *odd == 1 && cleared == 0);
+    CHECK(of(&reducer, AT(4) + QUARTER / 8 - 1, 1, false) == even && *even == 0);
+    CHECK(of_list(&reducer, AT(1), QUARTER / 8, 4, 2 * QUARTER, false) == odd && *odd == 1);
+    CHECK(of_list(&reducer, AT(0), QUARTER / 8, 4, 2 * QUARTER, false) != NULL);
+    CHECK(*even == 0);
+    lc_feedback_free(reducer.feedback);
+}
+
 int main(void)
 {
     buffers_keep_their_places();
@@ -176,5 +238,7 @@ int main(void)
     who_comes_no_more_makes_room();
     what_lies_across_an_older_one_ends_it();
     graphs_keep_their_residuals();
+    lists_keep_their_places();
+    lists_end_what_they_share();
     return 0;
 }

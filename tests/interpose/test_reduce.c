@@ -7,6 +7,7 @@
 #include "interpose/policy.h"
 #include "interpose/process.h"
 #include "interpose/reduce.h"
+#include "interpose/rounding.h"
 #include "interpose/verify.h"
 #include "tests/check.h"
 
@@ -127,14 +128,31 @@ void lc_feedback_free(struct lc_feedback *feedback)
     (void)feedback;
 }
 
-float *lc_feedback_of(const struct lc_span *span, const struct lc_op *op,
-                      const struct lc_redop *redop, uint64_t elements)
+float *lc_feedback_of(const struct lc_span *span, const struct lc_owing *owing)
 {
     (void)span;
-    (void)op;
-    (void)redop;
-    (void)elements;
+    (void)owing;
     return NULL;
+}
+
+enum lk_rounding lc_rounding_of(const struct lc_reducer *reducer, struct lk_rng *out)
+{
+    (void)reducer;
+    (void)out;
+    return LK_NEAREST;
+}
+
+int lc_rounding_drawn(const struct lc_reducer *reducer, uint64_t numbers, cudaStream_t stream)
+{
+    (void)reducer;
+    (void)numbers;
+    (void)stream;
+    return 0;
+}
+
+void lc_rounding_free(struct lc_reducer *reducer)
+{
+    (void)reducer;
 }
 
 void lc_verify_detach(struct lc_verify *verify)

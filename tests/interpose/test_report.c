@@ -104,6 +104,7 @@ int main(int argc, char **argv)
     comms[2].ledger.ring_bytes = 12 << 20;
     comms[2].ledger.ring_used = 8 << 20;
     comms[2].ledger.ring_changes = 1;
+    comms[2].ledger.drawn = 42;
     comms[2].ledger.fed = 40;
     comms[2].ledger.unfed = 2;
     comms[2].ledger.feedback_bytes = 4 << 20;

@@ -39,8 +39,12 @@ static void bad_and_unknown_values_fall_back_and_are_counted(void)
     setenv("LOONGCOMM_LOG_LEVEL", "loud", 1);
     setenv("LOONGCOMM_ENABEL", "0", 1);
     setenv("LOONGCOMM_", "0", 1);
-    CHECK(lc_config_load(&cfg) == 3);
-    CHECK(cfg.enable && cfg.log_level == LC_LOG_WARN);
+    setenv("LOONGCOMM_ROUNDING", "random", 1);
+    CHECK(lc_config_load(&cfg) == 4);
+    CHECK(cfg.enable && cfg.log_level == LC_LOG_WARN && cfg.rounding == LC_ROUNDING_NEAREST);
+    setenv("LOONGCOMM_ROUNDING", "stochastic", 1);
+    CHECK(lc_config_load(&cfg) == 3 && cfg.rounding == LC_ROUNDING_STOCHASTIC);
+    unsetenv("LOONGCOMM_ROUNDING");
     unsetenv("LOONGCOMM_LOG_LEVEL");
     unsetenv("LOONGCOMM_ENABEL");
     unsetenv("LOONGCOMM_");
