@@ -84,6 +84,13 @@ static int choose_device(struct mx_rank *me)
     return me->rank % devices;
 }
 
+static bool is_set(const char *name, const char *value)
+{
+    const char *text = getenv(name);
+
+    return text && strcmp(text, value) == 0;
+}
+
 static void read_settings(struct mx_rank *me)
 {
     const char *wire = getenv("LOONGCOMM_ALLREDUCE_WIRE"), *least = getenv("LOONGCOMM_MIN_BYTES");
@@ -93,6 +100,8 @@ static void read_settings(struct mx_rank *me)
     me->min_bytes = least ? strtoul(least, NULL, 10) : 65536;
     if (me->preloaded && wire && strcmp(wire, "data") != 0)
         me->wire = MX_BF16;
+    me->fed = is_set("LOONGCOMM_ERROR_FEEDBACK", "yes");
+    me->drawn = is_set("LOONGCOMM_ROUNDING", "stochastic");
 }
 
 static void make_comms(struct mx_rank *me)

@@ -166,6 +166,8 @@ struct mx_rank {
     bool rig, preloaded;
     bool ordered; /* groups name communicators in the same order on all ranks */
     enum mx_wire wire;
+    bool fed;         /* what travels in bf16 has what earlier calls owe */
+    bool drawn;       /* and is rounded stochastically */
     size_t min_bytes; /* smaller reductions keep their type on the wire */
     struct mx_shared *shared;
     ncclComm_t comms[MX_COMMS];
@@ -206,6 +208,9 @@ void mx_meet(struct mx_rank *me);
 void mx_run(struct mx_rank *me, uint64_t seed, size_t bytes);
 
 /* --- mixed_data.c: what is sent, and what must come of it --- */
+
+/* Of a call's results, which are compared with a slack then. */
+bool mx_is_near(const struct mx_rank *me, const struct mx_call *call);
 
 void mx_fill_call(const struct mx_rank *me, const struct mx_call *call, uint64_t salt, void *out);
 void mx_fill_message(const struct mx_message *message, uint64_t salt, void *out);

@@ -467,7 +467,7 @@ static void compare_digests(const struct mx_rank *me)
         int at = take->call * MX_ROUNDS + take->round;
         char text[MX_TEXT];
 
-        if (take->call < 0 || !call->rough || call->kind != MX_ALL_REDUCE ||
+        if (take->call < 0 || !mx_is_near(me, call) || call->kind != MX_ALL_REDUCE ||
             me->shared->digest[me->rank][at] == me->shared->digest[first][at])
             continue;
         fprintf(stderr, "rank %d: seed %llu: %s: other bits than on rank %d\n", me->rank,
