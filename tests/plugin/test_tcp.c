@@ -9,6 +9,7 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <netinet/tcp.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -416,6 +417,37 @@ static void the_first_long_message_brings_the_other_sockets(void)
     pair_close(&pair);
 }
 
+static void check_unpaced(struct lc_net_comm *end)
+{
+    struct conn *conn = (struct conn *)end;
+
+    for (int i = 0; i < conn->n_lanes; i++) {
+        char name[16] = "";
+        socklen_t size = sizeof(name);
+
+        pthread_mutex_lock(&conn->lanes[i].io);
+        CHECK(getsockopt(conn->lanes[i].fd, IPPROTO_TCP, TCP_CONGESTION, name, &size) == 0);
+        pthread_mutex_unlock(&conn->lanes[i].io);
+        CHECK(strcmp(name, "reno") == 0);
+    }
+}
+
+/* Whatever the system's way with congestion is. */
+static void what_stays_in_the_machine_is_not_paced(void)
+{
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+    struct pair pair = pair_open(ctx, 0);
+    int all = ((struct conn *)pair.send)->n_lanes;
+
+    while (sockets_of(pair.send) < all || sockets_of(pair.recv) < all) {
+        CHECK(!lc_deadline_passed(end));
+        sched_yield();
+    }
+    check_unpaced(pair.send);
+    check_unpaced(pair.recv);
+    pair_close(&pair);
+}
+
 static uint64_t pieces_of(struct lc_net_comm *end)
 {
     struct conn *conn = (struct conn *)end;
@@ -741,6 +773,7 @@ int main(int argc, char **argv)
     a_long_message_behind_early_ones_gets_its_room();
     an_older_question_comes_too_late_to_matter();
     the_first_long_message_brings_the_other_sockets();
+    what_stays_in_the_machine_is_not_paced();
     /* With two sockets beside the first, and pieces of which two can be made (small ones are never cut). */
     if (engine.relieves && engine.sockets > 2 && piece >= 131072) {
         a_lone_message_is_shared();

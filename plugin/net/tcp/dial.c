@@ -94,10 +94,8 @@ static void bind_to_device(int fd, const struct lane *lane, unsigned tries)
         from.v4.sin_port = 0;
     else
         from.v6.sin6_port = 0;
-    /* Inside one machine packets take the loopback interface, whatever the address. If the peer cannot be reached
-     * through the device, every other attempt lets the routes decide, as NCCL does. */
-    if ((tries % 2 == 1 && (lane->conn->n_rails == 1 || !lane->conn->rails[lane->rail].proven)) ||
-        lc_tcp_address_is_local(to))
+    /* If the peer cannot be reached through the device, every other attempt lets the routes decide, as NCCL does. */
+    if (tries % 2 == 1 && (lane->conn->n_rails == 1 || !lane->conn->rails[lane->rail].proven))
         return;
     (void)bind(fd, &from.sa, lc_tcp_address_size(&from));
     if (engine.n_devices > 1)
@@ -178,7 +176,11 @@ void dial(struct lane *lane, uint32_t epoch, unsigned tries, int64_t now)
     if (lane->index > 0)
         pool_grow();
     set_options(fd);
-    bind_to_device(fd, lane, tries);
+    /* Inside one machine packets take the loopback interface, whatever the address. */
+    if (lc_tcp_address_is_local(to))
+        set_unpaced(fd);
+    else
+        bind_to_device(fd, lane, tries);
     begin(talk, to);
 }
 

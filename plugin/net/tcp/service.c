@@ -47,6 +47,22 @@ void set_options(int fd)
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &lowat, sizeof(lowat));
 }
 
+/* Inside one machine nothing is congested, and a control that paces what is sent, which may be the system's default, costs timers
+ * and a third of the speed. This one does not, and every system has it. Before the connection is made: a socket that was
+ * paced once remains so. */
+void set_unpaced(int fd)
+{
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
+}
+
+/* All that come to it are of this machine. */
+static bool is_loopback(const union lc_tcp_address *address)
+{
+    if (address->sa.sa_family == AF_INET)
+        return ntohl(address->v4.sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+    return IN6_IS_ADDR_LOOPBACK(&address->v6.sin6_addr);
+}
+
 int service_poll(struct talk *talk, uint32_t events, bool add)
 {
     struct epoll_event event = { .events = events, .data.ptr = talk };
@@ -124,6 +140,8 @@ int service_listen(int dev, uint16_t *port)
     talk->kind = LISTENER;
     talk->fd = fd;
     talk->dev = dev;
+    if (is_loopback(&address))
+        set_unpaced(fd);
     if (bind(fd, &address.sa, lc_tcp_address_size(&address)) != 0 || listen(fd, 4096) != 0 ||
         getsockname(fd, &address.sa, &size) != 0) {
         err = -errno;

@@ -373,6 +373,7 @@ int service_listen(int dev, uint16_t *port); /* with engine.lock held */
 void service_close_listeners(void);
 void service_forget(void); /* in a child: sockets that have not found their lane */
 void set_options(int fd);
+void set_unpaced(int fd); /* before it is connected or listens: both ends are in this machine */
 
 /* conn.c */
 struct conn *conn_new(bool sends, int dev, int n_lanes, uint32_t piece);
