@@ -479,6 +479,36 @@ static void a_lone_message_is_shared(void)
     free(from);
 }
 
+/* One of the size of a piece goes in equal parts, one of them the pool's, whether or not it has something to do. */
+static void one_thread_and_nccls_share_a_message(void)
+{
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+    struct pair pair = pair_open(ctx, 0);
+    struct conn *conn = (struct conn *)pair.send;
+    unsigned char *from = calloc(2, piece);
+    uint64_t pooled = 0;
+    int messages = 0;
+
+    CHECK(from && engine.threads_wanted == 1);
+    while (sockets_of(pair.send) < conn->n_lanes) {
+        CHECK(!lc_deadline_passed(end));
+        sched_yield();
+    }
+    do {
+        memset(from, ++messages, piece);
+        pair_send(&pair, from, piece, from + piece, piece);
+        CHECK(memcmp(from, from + piece, piece) == 0);
+        CHECK(pieces_of(pair.send) == 2 * (uint64_t)messages);
+        conn_lock(conn);
+        for (int i = 1; i < conn->n_lanes; i++)
+            pooled += conn->lanes[i].count;
+        conn_unlock(conn);
+        CHECK(!lc_deadline_passed(end));
+    } while (pooled == 0);
+    pair_close(&pair);
+    free(from);
+}
+
 /* Together they are shorter than a piece, so that lane 0 would take all. */
 static void the_pool_takes_middle_messages_when_there_are_several(void)
 {
@@ -774,6 +804,8 @@ int main(int argc, char **argv)
     an_older_question_comes_too_late_to_matter();
     the_first_long_message_brings_the_other_sockets();
     what_stays_in_the_machine_is_not_paced();
+    if (!engine.relieves && engine.threads_wanted == 1 && engine.sockets > 1 && piece >= 262144)
+        one_thread_and_nccls_share_a_message();
     /* With two sockets beside the first, and pieces of which two can be made (small ones are never cut). */
     if (engine.relieves && engine.sockets > 2 && piece >= 131072) {
         a_lone_message_is_shared();
@@ -785,7 +817,7 @@ int main(int argc, char **argv)
     what_was_sent_arrives_after_the_sender_was_closed(true);
     maps_say_what_comes();
     zeros_are_exact();
-    if (piece >= 131072) /* small ones are not looked at */
+    if (piece == 131072) /* small ones are not looked at, large ones have too many runs */
         zeros_stay_at_home();
     closing_one_side_fails_the_other();
     bad_arguments_are_refused();

@@ -12,9 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LONG   65536 /* longer messages are the pool's ... */
-#define MIDDLE 16384 /* ... and than this, where others are under way */
-#define SHARE  65536 /* no piece is made shorter than this to share it */
+#define LONG   65536  /* longer messages are the pool's ... */
+#define MIDDLE 16384  /* ... and than this, where others are under way */
+#define SHARE  65536  /* no piece is made shorter than this to share it ... */
+#define HALF   131072 /* ... than this, where NCCL's thread carries some, too */
 
 struct conn *conn_new(bool sends, int dev, int n_lanes, uint32_t piece)
 {
@@ -230,6 +231,18 @@ static uint64_t sendable(const struct conn *conn)
     return conn->posted < conn->credit ? conn->posted : conn->credit;
 }
 
+/* Of the message that is next, for all threads and NCCL's: where processors are few it carries its part. */
+static uint64_t part_of_all(const struct conn *conn)
+{
+    uint64_t size = conn->cut < conn->posted ? conn->ring[conn->cut % LC_TCP_WINDOW].size : 0;
+    uint64_t part = size / ((uint64_t)engine.threads_wanted + 1) + LC_TCP_BLOCK - 1;
+
+    part -= part % LC_TCP_BLOCK;
+    if (part < HALF)
+        part = HALF;
+    return part < conn->piece ? part : conn->piece;
+}
+
 /* How long the next piece of a long message is: where threads have nothing to do, a little is shared by as many as can take
  * it, and what is left is shared again; much is cut as the setting says, for each piece costs. With conn->lock held. */
 static uint64_t piece_length(const struct conn *conn)
@@ -242,10 +255,11 @@ static uint64_t piece_length(const struct conn *conn)
     uint64_t bytes = 0;
     uint64_t share;
 
+    if (!engine.relieves)
+        return conn->n_up > 1 ? part_of_all(conn) : most;
     lanes = lanes > idle + 1 ? idle + 1 : lanes;
     /* Of what is mostly zeros there is little to share. */
-    if (lanes <= 1 || most <= SHARE || !engine.relieves ||
-        atomic_load_explicit(&conn->sparse, memory_order_relaxed))
+    if (lanes <= 1 || most <= SHARE || atomic_load_explicit(&conn->sparse, memory_order_relaxed))
         return most;
     for (uint64_t seq = conn->cut; seq < limit && bytes < most * (uint64_t)lanes; seq++)
         bytes += conn->ring[seq % LC_TCP_WINDOW].size - conn->ring[seq % LC_TCP_WINDOW].moved;
@@ -259,6 +273,7 @@ static uint64_t bytes_for_pool(const struct conn *conn)
     uint64_t limit = sendable(conn);
     uint64_t shared = (uint64_t)conn->n_redo * conn->piece;
     uint64_t left = 0;
+    uint64_t most;
     bool relieved = is_relieved(conn);
 
     for (uint64_t seq = conn->cut;
@@ -270,7 +285,8 @@ static uint64_t bytes_for_pool(const struct conn *conn)
     /* Without lane 0 short messages, too, are the pool's. */
     if (!conn->lanes[0].up)
         return left + shared + (conn->cut < conn->posted);
-    return left + (shared > conn->piece ? shared - conn->piece : 0);
+    most = engine.relieves ? conn->piece : piece_length(conn);
+    return left + (shared > most ? shared - most : 0);
 }
 
 /* Wakes idle lanes of the pool, one for each piece. What gives a full one room brings this about again. */
