@@ -509,6 +509,55 @@ static void one_thread_and_nccls_share_a_message(void)
     free(from);
 }
 
+static bool all_do(enum doing doing)
+{
+    for (int i = 0; i < engine.n_movers; i++) {
+        if (atomic_load(&engine.movers[i].doing) != (int)doing)
+            return false;
+    }
+    return true;
+}
+
+/* Sees what passes while messages are moved. */
+static void *watch_for_looks(void *arg)
+{
+    atomic_bool *end = arg;
+    bool seen = false;
+
+    while (!seen && !atomic_load(end)) {
+        for (int i = 0; i < engine.n_movers; i++)
+            seen |= atomic_load(&engine.movers[i].doing) == LOOKS;
+        sched_yield();
+    }
+    atomic_store(end, true);
+    return seen ? arg : NULL;
+}
+
+/* For a moment, and no more of them than shall. */
+static void threads_look_on_before_they_sleep(void)
+{
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+    struct pair pair = pair_open(ctx, 0);
+    static unsigned char from[1 << 20];
+    static unsigned char to[sizeof(from)];
+    atomic_bool over = false;
+    pthread_t watcher;
+    void *seen;
+
+    CHECK(engine.lookers > 0 && engine.lookers <= engine.threads_wanted);
+    CHECK(pthread_create(&watcher, NULL, watch_for_looks, &over) == 0);
+    while (!atomic_load(&over) && !lc_deadline_passed(end))
+        pair_send(&pair, from, sizeof(from), to, sizeof(to));
+    atomic_store(&over, true);
+    CHECK(pthread_join(watcher, &seen) == 0 && seen);
+    end = lc_deadline_in_ms(PATIENCE_MS);
+    while (!all_do(SLEEPS) || atomic_load(&engine.n_looking) != 0) {
+        CHECK(!lc_deadline_passed(end));
+        sched_yield();
+    }
+    pair_close(&pair);
+}
+
 /* Together they are shorter than a piece, so that lane 0 would take all. */
 static void the_pool_takes_middle_messages_when_there_are_several(void)
 {
@@ -804,6 +853,8 @@ int main(int argc, char **argv)
     an_older_question_comes_too_late_to_matter();
     the_first_long_message_brings_the_other_sockets();
     what_stays_in_the_machine_is_not_paced();
+    if (engine.sockets > 1)
+        threads_look_on_before_they_sleep();
     if (!engine.relieves && engine.threads_wanted == 1 && engine.sockets > 1 && piece >= 262144)
         one_thread_and_nccls_share_a_message();
     /* With two sockets beside the first, and pieces of which two can be made (small ones are never cut). */

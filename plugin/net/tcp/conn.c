@@ -289,7 +289,8 @@ static uint64_t bytes_for_pool(const struct conn *conn)
     return left + (shared > most ? shared - most : 0);
 }
 
-/* Wakes idle lanes of the pool, one for each piece. What gives a full one room brings this about again. */
+/* Wakes idle lanes of the pool, one for each piece, those first whose threads see it soonest. What gives a full one room brings
+ * this about again. */
 static void spread(struct conn *conn)
 {
     uint64_t bytes;
@@ -298,9 +299,14 @@ static void spread(struct conn *conn)
     conn_lock(conn);
     bytes = bytes_for_pool(conn);
     piece = bytes ? piece_length(conn) : 0;
-    for (int i = 1; i < conn->n_lanes && bytes; i++) {
-        if (has_room(&conn->lanes[i]) && conn_wake_lane(&conn->lanes[i]))
-            bytes -= bytes < piece ? bytes : piece;
+    for (enum doing doing = LOOKS; doing <= MOVES && bytes; doing++) {
+        for (int i = 1; i < conn->n_lanes && bytes; i++) {
+            struct lane *lane = &conn->lanes[i];
+
+            if (lane->up && lane->idle && pool_doing(lane) == doing && has_room(lane) &&
+                conn_wake_lane(lane))
+                bytes -= bytes < piece ? bytes : piece;
+        }
     }
     conn_unlock_unchanged(conn);
 }

@@ -16,7 +16,8 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#define PLENTY       8 /* processors of a rank */
+#define PLENTY       8      /* processors of a rank */
+#define SPIN_MOST    102400 /* microseconds */
 #define TOMBSTONE_NS ((int64_t)30 * 1000000000)
 
 struct engine engine = {
@@ -119,6 +120,9 @@ static void read_settings(void)
     /* NCCL's thread that copies bulk leaves the other connections waiting. But it asks all the time, and where processors are
      * few the one that it has is missing to those who copy. */
     engine.relieves = engine.threads_wanted > 1 && (config->net_threads || processors >= PLENTY);
+    engine.spin_ns = 1000 * (int64_t)(config->net_spin < SPIN_MOST ? config->net_spin : SPIN_MOST);
+    /* All of many threads would look on where half of them find something. */
+    engine.lookers = engine.relieves ? (engine.threads_wanted + 1) / 2 : engine.threads_wanted;
     /* Each piece costs calls and a wake; where there are few to share a message they are in the way of copying. */
     engine.piece = choose_piece(config->net_piece,
                                 engine.threads_wanted > 1 ? 256 << 10 : 512 << 10);

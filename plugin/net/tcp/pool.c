@@ -2,16 +2,20 @@
  *
  * The threads that move what NCCL's own do not. A socket is one thread's as long as it lasts: what the kernel keeps of it
  * stays in that processor's cache. */
+#include "common/deadline.h"
 #include "plugin/net/tcp/tcp_internal.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <unistd.h>
 
-#define EVENTS 4
-#define BUDGET 16
+#define EVENTS     4
+#define BUDGET     16
+#define CROWDED_NS ((int64_t)50 * 1000) /* of a look, which takes one by itself */
+#define PAUSE_NS   ((int64_t)5 * 1000000)
 
 /* A place in an epoll. Its number of uses grows, so that an event that is still on its way finds nobody. */
 struct seat {
@@ -159,6 +163,53 @@ static void move(struct lane *lane, uint32_t events)
     lane_kick(lane, BUDGET);
 }
 
+static void set_doing(struct mover *mover, enum doing doing)
+{
+    atomic_store_explicit(&mover->doing, doing, memory_order_relaxed);
+}
+
+/* Messages follow each other sooner than a thread is woken, and whoever wakes it has other connections to look after. Where
+ * another thread takes the processor meanwhile, it is needed more there: who has looked on has used up its turn when
+ * something comes. */
+static int look_on(struct mover *mover, struct epoll_event *events)
+{
+    int64_t now = lc_now_ns();
+    int64_t end = now + engine.spin_ns;
+    int64_t last;
+    int n;
+
+    if (now < mover->look_after)
+        return 0;
+    set_doing(mover, LOOKS);
+    do {
+        sched_yield();
+        n = epoll_wait(mover->poll, events, EVENTS, 0);
+        last = now;
+        now = lc_now_ns();
+        if (now - last > CROWDED_NS)
+            mover->look_after = now + PAUSE_NS;
+    } while (n == 0 && now < end && now >= mover->look_after &&
+             !atomic_load_explicit(&engine.stop, memory_order_relaxed));
+    return n;
+}
+
+static int wait_for_events(struct mover *mover, struct epoll_event *events)
+{
+    int n = 0;
+
+    if (engine.spin_ns) {
+        if (atomic_fetch_add_explicit(&engine.n_looking, 1, memory_order_relaxed) < engine.lookers)
+            n = look_on(mover, events);
+        atomic_fetch_sub_explicit(&engine.n_looking, 1, memory_order_relaxed);
+    }
+    if (n == 0) {
+        set_doing(mover, SLEEPS);
+        n = epoll_wait(mover->poll, events, EVENTS, -1);
+    }
+    set_doing(mover, MOVES);
+    return n;
+}
+
 static void *mover_main(void *arg)
 {
     struct mover *mover = arg;
@@ -169,7 +220,7 @@ static void *mover_main(void *arg)
         int n;
 
         atomic_fetch_sub_explicit(&engine.n_busy, 1, memory_order_relaxed);
-        n = epoll_wait(mover->poll, events, EVENTS, -1);
+        n = wait_for_events(mover, events);
         atomic_fetch_add_explicit(&engine.n_busy, 1, memory_order_relaxed);
         for (int i = 0; i < n; i++) {
             struct lane *lane = find_lane(mover, events[i].data.u64);

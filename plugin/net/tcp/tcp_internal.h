@@ -272,9 +272,18 @@ struct tombstone {
 };
 #define TOMBSTONES 512
 
+/* What a thread of the pool does. */
+enum doing {
+    LOOKS,  /* it has nothing to do, and sees at once what comes */
+    SLEEPS, /* until it is woken, which takes longer than a piece */
+    MOVES,
+};
+
 /* A thread of the pool. */
 struct mover {
-    int poll; /* epoll of its sockets */
+    int poll;           /* epoll of its sockets */
+    atomic_int doing;   /* the thread's; relaxed, as n_busy */
+    int64_t look_after; /* the thread's alone: not before, for others want the processor */
     pthread_t thread;
     pthread_mutex_t lock; /* of what follows; the last to be taken, for a few instructions */
     struct seat *seats;
@@ -296,6 +305,8 @@ struct engine {
     /* Of the pool's threads, that do not wait. Each counts itself; relaxed: who reads it guesses, and a wrong guess costs a
      * little speed. */
     atomic_int n_busy;
+    atomic_int
+        n_looking; /* of the others, that look for something to do and do not sleep; counted likewise */
 
     atomic_bool dead; /* set once in a child, and when the library ends: nothing works any more */
     atomic_bool stop;
@@ -321,6 +332,8 @@ struct engine {
     int threads_wanted;
     bool
         relieves; /* lane 0 leaves long messages to the pool, as far as it has lanes on the same rail */
+    int64_t spin_ns; /* so long looks a thread that has moved something ... */
+    int lookers;     /* ... if no more than so many do */
     uint32_t piece;
     int64_t timeout_ns;
     bool elide;
@@ -453,6 +466,13 @@ int rail_choose(int dev, const struct lc_tcp_handle *h, struct rail rails[LC_TCP
 bool rail_may_take(struct lane *lane);
 int64_t rail_watch(struct conn *conn, int64_t now, bool *stuck); /* when to look again */
 const char *rail_name(const struct lane *lane);
+
+/* What the thread of a lane of the pool does, which is up; with conn->lock held. */
+static inline enum doing pool_doing(const struct lane *lane)
+{
+    return (enum doing)atomic_load_explicit(&engine.movers[lane->mover].doing,
+                                            memory_order_relaxed);
+}
 
 static inline void conn_lock(struct conn *conn)
 {
