@@ -598,6 +598,31 @@ static void the_pool_takes_middle_messages_when_there_are_several(void)
     pair_close(&pair);
 }
 
+/* One of each at a time. */
+static void the_pool_takes_middle_messages_when_several_connections_send(void)
+{
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+    struct pair pairs[2] = { pair_open(ctx, 0), pair_open(ctx, 0) };
+    static unsigned char from[32768];
+    static unsigned char to[sizeof(from)];
+    uint64_t pooled[2] = { 0 };
+
+    for (int turn = 1; pooled[0] == 0 || pooled[1] == 0; turn++) {
+        struct conn *conn = (struct conn *)pairs[turn % 2].send;
+
+        memset(from, turn, sizeof(from));
+        pair_send(&pairs[turn % 2], from, sizeof(from), to, sizeof(to));
+        CHECK(memcmp(from, to, sizeof(from)) == 0);
+        conn_lock(conn);
+        for (int i = 1; i < conn->n_lanes; i++)
+            pooled[turn % 2] += conn->lanes[i].count;
+        conn_unlock(conn);
+        CHECK(!lc_deadline_passed(end));
+    }
+    pair_close(&pairs[0]);
+    pair_close(&pairs[1]);
+}
+
 /* Lanes of the pool bring it ahead of what lane 0 has, which nobody reads yet. */
 static void wait_for_goodbye(const struct pair *pair)
 {
@@ -861,6 +886,7 @@ int main(int argc, char **argv)
     if (engine.relieves && engine.sockets > 2 && piece >= 131072) {
         a_lone_message_is_shared();
         the_pool_takes_middle_messages_when_there_are_several();
+        the_pool_takes_middle_messages_when_several_connections_send();
     }
     for (unsigned one_in = 1; one_in <= 3; one_in++)
         sockets_that_cannot_be_polled_carry_nothing(one_in);

@@ -159,11 +159,12 @@ static bool is_long(uint64_t size)
     return size > LONG;
 }
 
-/* One that is alone is there sooner if nobody has to be woken for it; several are copied at once. What makes a message one for
- * the pool is followed by spread, which wakes it. With conn->lock held. */
+/* One that is alone is there sooner if nobody has to be woken for it; several, of one connection or of many, are copied at
+ * once. What makes a message one for the pool is followed by spread, which wakes it. With conn->lock held. */
 static bool is_for_pool(const struct conn *conn, const struct lc_net_request *r)
 {
-    return is_long(r->size) || (r->size > MIDDLE && !r->lone && conn->posted - conn->acked > 1);
+    return is_long(r->size) ||
+           (r->size > MIDDLE && !r->lone && (!r->alone || conn->posted - conn->acked > 1));
 }
 
 bool conn_widen(struct conn *conn, uint64_t size)

@@ -385,8 +385,8 @@ static int tcp_dereg(struct lc_net_comm *comm, struct lc_net_mr *mr)
 
 /* ---- messages ---- */
 
-/* Others that send would wait for NCCL's thread. */
-static bool is_lone(const struct conn *conn, size_t size)
+/* No other connection has sent for a while: none waits for NCCL's thread meanwhile. */
+static bool sends_alone(const struct conn *conn, size_t size)
 {
     unsigned n = atomic_load_explicit(&engine.sends, memory_order_relaxed);
 
@@ -398,7 +398,7 @@ static bool is_lone(const struct conn *conn, size_t size)
     }
     if (n < LONE)
         atomic_store_explicit(&engine.sends, n + 1, memory_order_relaxed);
-    return n >= LONE && size <= engine.keep;
+    return n >= LONE;
 }
 
 /* The sender is to know of receives before it has used up those it knows of. */
@@ -413,6 +413,7 @@ static struct lc_net_request *post(struct conn *conn, void *data, size_t size, i
 {
     struct lc_net_request *r;
     bool wake = false;
+    bool alone;
 
     conn_lock(conn);
     *err = conn->error;
@@ -425,12 +426,14 @@ static struct lc_net_request *post(struct conn *conn, void *data, size_t size, i
         conn->counts.waits += *err == 0;
         r = NULL;
     } else {
+        alone = sends_alone(conn, size);
         *r = (struct lc_net_request){ .conn = conn,
                                       .data = data,
                                       .seq = conn->posted,
                                       .size = size,
                                       .tag = tag,
-                                      .lone = is_lone(conn, size) && conn->n_used == 0,
+                                      .alone = alone,
+                                      .lone = alone && size <= engine.keep && conn->n_used == 0,
                                       .used = true };
         conn->posted++;
         conn->n_used++;

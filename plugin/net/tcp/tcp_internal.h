@@ -51,9 +51,10 @@ struct lc_net_request {
     bool used; /* from isend or irecv until test has said done */
     bool known;
     bool complete;
-    bool gone; /* send: one of which there is a copy, and the kernel has taken all of it */
-    /* Send: nothing was sent over other connections for a while, and the caller had no other under way on this one. */
-    bool lone;
+    bool gone;  /* send: one of which there is a copy, and the kernel has taken all of it */
+    bool alone; /* send: nothing was sent over other connections for a while */
+    bool
+        lone; /* ... and the caller had no other under way on this one, which is short enough to copy */
     bool copied; /* receive: the sender has a copy */
     /* Set, with conn->lock held, behind what may end it; test reads it without: while it is not set there is nothing to
      * look at. */
