@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #define PLENTY       8      /* processors of a rank */
+#define MANY         4      /* threads that somebody asks for where there are fewer */
 #define SPIN_MOST    102400 /* microseconds */
 #define TOMBSTONE_NS ((int64_t)30 * 1000000000)
 
@@ -119,13 +120,14 @@ static void read_settings(void)
     engine.threads_wanted = choose(config->net_threads, threads, 64);
     /* NCCL's thread that copies bulk leaves the other connections waiting. But it asks all the time, and where processors are
      * few the one that it has is missing to those who copy. */
-    engine.relieves = engine.threads_wanted > 1 && (config->net_threads || processors >= PLENTY);
+    engine.relieves = engine.threads_wanted > 1 &&
+                      (processors >= PLENTY ||
+                       (config->net_threads && engine.threads_wanted >= MANY));
     engine.spin_ns = 1000 * (int64_t)(config->net_spin < SPIN_MOST ? config->net_spin : SPIN_MOST);
     /* All of many threads would look on where half of them find something. */
     engine.lookers = engine.relieves ? (engine.threads_wanted + 1) / 2 : engine.threads_wanted;
-    /* Each piece costs calls and a wake; where there are few to share a message they are in the way of copying. */
-    engine.piece = choose_piece(config->net_piece,
-                                engine.threads_wanted > 1 ? 256 << 10 : 512 << 10);
+    /* Each piece costs calls and a wake: where there are few to share a message it has no more than they are, as a rule. */
+    engine.piece = choose_piece(config->net_piece, engine.relieves ? 256 << 10 : 512 << 10);
     engine.elide = config->net_elide;
     engine.keep = config->net_copy < LC_TCP_KEPT_MAX ? config->net_copy : LC_TCP_KEPT_MAX;
     engine.timeout_ns = (int64_t)(config->net_timeout ? config->net_timeout : 1) * 1000000000;
