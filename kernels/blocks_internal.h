@@ -95,18 +95,6 @@ struct lk_fold_launch {
     uint32_t plain;    /* the sum of dfolded alone: there is no weight */
 };
 
-/* y = (x - mean) * rstd * gamma + beta of all rows, of which everything is aligned to groups, and beside it the partial sums
- * of `sum`, if that has some. */
-struct lk_apply_launch {
-    struct lk_norm norm; /* its statistics are read */
-    const uint16_t *x;
-    uint64_t x_stride;
-    uint16_t *y; /* NULL: none */
-    uint64_t y_stride;
-    struct lk_fold_launch sum;
-};
-
-int lk_run_apply(const struct lk_apply_launch *launch, void *stream);
 int lk_run_fold_forward(const struct lk_fold_launch *launch, void *stream);
 int lk_run_fold_backward(const struct lk_fold_launch *launch, void *stream);
 

@@ -84,6 +84,37 @@ static inline bool device_has(size_t shared)
            shared <= static_cast<size_t>(most);
 }
 
+/* Whether this file's kernels wait for what is before them: as they were compiled for compute capability 9, and not where the
+ * code for an older one serves a newer device. Written when they are loaded, by each caller alike; relaxed, false is safe. */
+static bool kernels_wait;
+
+static inline int find_whether_kernels_wait(const void *kernel)
+{
+    cudaFuncAttributes attributes = {};
+    int err = cudaFuncGetAttributes(&attributes, kernel);
+
+    __atomic_store_n(&kernels_wait, !err && attributes.ptxVersion >= 90, __ATOMIC_RELAXED);
+    return err;
+}
+
+/* A kernel that waits itself: it may begin before what is in front of it in the stream has ended. */
+static inline int launch_early(const void *kernel, void **args, dim3 grid, unsigned threads,
+                               size_t shared, void *stream, bool early = true)
+{
+    cudaLaunchAttribute attribute = {};
+    cudaLaunchConfig_t config = {};
+
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = grid;
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = shared;
+    config.stream = static_cast<cudaStream_t>(stream);
+    config.attrs = &attribute;
+    config.numAttrs = early && __atomic_load_n(&kernels_wait, __ATOMIC_RELAXED);
+    return cudaLaunchKernelExC(&config, kernel, args);
+}
+
 static inline int load_kernels(const void *const *kernels, size_t n)
 {
     for (size_t i = 0; i < n; i++) {

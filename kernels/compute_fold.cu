@@ -13,6 +13,7 @@ template <lk_width Width>
 __global__ void __launch_bounds__(LK_BLOCK, 4)
     fold_forward_kernel(const __grid_constant__ lk_fold_launch launch)
 {
+    wait_for_the_last();
     fold_forward_thread(&launch, blockIdx.x, threadIdx.x, blockDim.x, Width);
 }
 
@@ -54,38 +55,8 @@ template <lk_width Width, bool Plain>
 __global__ void __launch_bounds__(LK_BLOCK, 4)
     fold_backward_kernel(const __grid_constant__ lk_fold_launch launch)
 {
+    wait_for_the_last();
     fold_block<Width, Plain>(launch, blockIdx.x, blockIdx.y, gridDim.y);
-}
-
-constexpr unsigned APPLY_GROUPS = 4; /* of a thread */
-
-/* Blocks of the sum, then those of y. */
-template <lk_width Width>
-__global__ void __launch_bounds__(LK_BLOCK, 4)
-    apply_kernel(const __grid_constant__ lk_apply_launch launch)
-{
-    unsigned across = static_cast<unsigned>((launch.sum.fold.columns + LK_FOLD_COLUMNS - 1) /
-                                            LK_FOLD_COLUMNS);
-    unsigned sums = across * launch.sum.partials;
-
-    if (blockIdx.x < sums) {
-        fold_block<Width, true>(launch.sum, blockIdx.x % across, blockIdx.x / across,
-                                launch.sum.partials);
-        return;
-    }
-    uint64_t groups = launch.norm.columns / 8, all = groups * launch.norm.rows;
-    uint64_t nth = from_the_end(blockIdx.x - sums, gridDim.x - sums);
-    uint64_t at = nth * LK_BLOCK * APPLY_GROUPS + threadIdx.x;
-
-#pragma unroll
-    for (unsigned g = 0; g < APPLY_GROUPS; g++, at += LK_BLOCK) {
-        /* of few enough groups a division of 32 bits does */
-        uint64_t row = all >> 32 ? at / groups
-                                 : static_cast<uint32_t>(at) / static_cast<uint32_t>(groups);
-
-        if (at < all)
-            apply_group(&launch, row, 8 * (at - row * groups));
-    }
 }
 
 /* 32 columns a block, 8 threads each. */
@@ -96,6 +67,7 @@ __global__ void __launch_bounds__(LK_BLOCK)
     uint64_t column = uint64_t{ blockIdx.x } * 32 + threadIdx.x % 32;
     float mine[8];
 
+    wait_for_the_last();
     if (column < launch.fold.columns)
         parts[threadIdx.x / 32][threadIdx.x % 32] = fold_column_part(&launch, column,
                                                                      threadIdx.x / 32);
@@ -111,6 +83,7 @@ template <lk_width Width>
 __global__ void __launch_bounds__(LK_BLOCK, 4)
     undo_kernel(const __grid_constant__ lk_undo_launch launch)
 {
+    wait_for_the_last();
     undo_thread(&launch, from_the_end(blockIdx.x, gridDim.x), threadIdx.x, blockDim.x, Width);
 }
 
@@ -125,8 +98,7 @@ int run(void (*kernel)(Launch), const Launch *launch, dim3 grid, unsigned thread
 {
     void *args[] = { const_cast<Launch *>(launch) };
 
-    return cudaLaunchKernel(reinterpret_cast<const void *>(kernel), grid, dim3(threads), args, 0,
-                            static_cast<cudaStream_t>(stream));
+    return launch_early(reinterpret_cast<const void *>(kernel), args, grid, threads, 0, stream);
 }
 
 int run_columns(const lk_fold_launch *launch, void *stream)
@@ -160,18 +132,6 @@ extern "C" int lk_run_fold_backward(const lk_fold_launch *launch, void *stream)
     return err || !launch->grads.dgamma ? err : run_columns(launch, stream);
 }
 
-extern "C" int lk_run_apply(const lk_apply_launch *launch, void *stream)
-{
-    uint64_t across = (launch->sum.fold.columns + LK_FOLD_COLUMNS - 1) / LK_FOLD_COLUMNS;
-    uint64_t groups = launch->norm.rows * (launch->norm.columns / 8), of = LK_BLOCK * APPLY_GROUPS;
-    uint64_t blocks = across * launch->sum.partials + (launch->y ? (groups + of - 1) / of : 0);
-
-    int err = run(launch->sum.wide ? apply_kernel<LK_WHOLE> : apply_kernel<LK_SINGLE>, launch,
-                  dim3(static_cast<unsigned>(blocks)), LK_BLOCK, stream);
-
-    return err || !launch->sum.grads.dgamma ? err : run_columns(&launch->sum, stream);
-}
-
 extern "C" int lk_run_undo(const lk_undo_launch *launch, void *stream)
 {
     return run(launch->wide ? undo_kernel<LK_WHOLE> : undo_kernel<LK_SINGLE>, launch,
@@ -186,11 +146,11 @@ extern "C" int lk_load_fold(void)
                               reinterpret_cast<const void *>(backward_kernels[0][1]),
                               reinterpret_cast<const void *>(backward_kernels[1][0]),
                               reinterpret_cast<const void *>(backward_kernels[1][1]),
-                              reinterpret_cast<const void *>(apply_kernel<LK_WHOLE>),
-                              reinterpret_cast<const void *>(apply_kernel<LK_SINGLE>),
                               reinterpret_cast<const void *>(fold_columns_kernel),
                               reinterpret_cast<const void *>(undo_kernel<LK_WHOLE>),
                               reinterpret_cast<const void *>(undo_kernel<LK_SINGLE>) };
 
-    return load_kernels(kernels, sizeof(kernels) / sizeof(*kernels));
+    int err = load_kernels(kernels, sizeof(kernels) / sizeof(*kernels));
+
+    return err ? err : find_whether_kernels_wait(kernels[0]);
 }

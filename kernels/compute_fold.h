@@ -151,24 +151,6 @@ LK_INLINE float fold_column_sum(const float parts[8])
            ((parts[4] + parts[5]) + (parts[6] + parts[7]));
 }
 
-/* ---- y anew ---- */
-
-/* A group of columns of a row, all of it aligned; as the kernels of norms make it. */
-LK_INLINE void apply_group(const struct lk_apply_launch *launch, uint64_t row, uint64_t at)
-{
-    const struct lk_norm *norm = &launch->norm;
-    float mean = norm->kind == LK_LAYER_NORM ? norm->mean[row] : 0, rstd = norm->rstd[row];
-    float x[8], gamma[8], beta[8];
-
-    unpack_group(load_group(launch->x + row * launch->x_stride, at, norm->columns, LK_WHOLE), x);
-    norm_weights(norm, norm->gamma, at, LK_WHOLE, 1, norm->gamma_offset, gamma);
-    norm_weights(norm, norm->beta, at, LK_WHOLE, 0, 0, beta);
-    LK_UNROLL
-    for (size_t i = 0; i < 8; i++)
-        x[i] = fmaf((x[i] - mean) * rstd, gamma[i], beta[i]);
-    store_group(launch->y + row * launch->y_stride, at, norm->columns, LK_WHOLE, pack_group(x));
-}
-
 /* A row of the norm's part of dx. */
 LK_INLINE void undo_thread(const struct lk_undo_launch *launch, uint64_t row, uint64_t thread,
                            uint64_t threads, enum lk_width width)

@@ -31,6 +31,5 @@ static inline void host_use_scale(const struct lk_scale *scale)
 }
 
 /* As lk_norm_forward(), at once. */
-void host_norm_forward(const struct lk_norm_launch *launch);
 
 #endif

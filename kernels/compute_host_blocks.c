@@ -141,38 +141,6 @@ int lk_run_fold_backward(const struct lk_fold_launch *launch, void *stream)
                              sizeof(*launch));
 }
 
-/* y has forward's bits, which here depend on more than the statistics that are stored: they are made once more, row by row. */
-static void run_apply(void *arg)
-{
-    const struct lk_apply_launch *launch = arg;
-    struct lk_fold_launch sum = launch->sum;
-    float mean, rstd;
-
-    if (sum.partials)
-        run_fold_backward(&sum);
-    host_use(launch->norm.rstd, launch->norm.rows * 4, false);
-    for (uint64_t row = 0; row < launch->norm.rows; row++) {
-        struct lk_norm_launch again = {
-            .norm = launch->norm,
-            .forward = {.x = launch->x + row * launch->x_stride,
-                        .x_stride = launch->x_stride,
-                        .y = launch->y + row * launch->y_stride,
-                        .y_stride = launch->y_stride},
-            .wide = 1,
-        };
-
-        again.norm.rows = 1;
-        again.norm.mean = &mean;
-        again.norm.rstd = &rstd;
-        host_norm_forward(&again);
-    }
-}
-
-int lk_run_apply(const struct lk_apply_launch *launch, void *stream)
-{
-    return lk_compute_submit(stream, "lk_norm_apply", run_apply, launch, sizeof(*launch));
-}
-
 static void run_undo(void *arg)
 {
     const struct lk_undo_launch *launch = arg;

@@ -123,8 +123,9 @@ static void norm_row_forward(const struct lk_norm_launch *launch, uint64_t r)
         norm_apply_thread(norm, &row, found, t, threads, width);
 }
 
-void host_norm_forward(const struct lk_norm_launch *launch)
+static void run_norm_forward(void *arg)
 {
+    const struct lk_norm_launch *launch = arg;
     const struct lk_norm *norm = &launch->norm;
     const struct lk_norm_forward *f = &launch->forward;
 
@@ -137,9 +138,29 @@ void host_norm_forward(const struct lk_norm_launch *launch)
         norm_row_forward(launch, r);
 }
 
-static void run_norm_forward(void *arg)
+/* y, by the steps of forward: so it has the bits that it had. */
+static void norm_row_again(const struct lk_norm_launch *launch, uint64_t r)
 {
-    host_norm_forward(arg);
+    const struct lk_norm_backward *b = &launch->backward;
+    float mean, rstd;
+    struct lk_norm_launch again = {
+        .norm = launch->norm,
+        .forward = {.x = (const uint16_t *)b->s + r * b->s_stride,
+                    .y = (uint16_t *)launch->forward.y + r * launch->forward.y_stride},
+        .wide = launch->wide,
+    };
+
+    again.norm.rows = 1;
+    again.norm.mean = &mean;
+    again.norm.rstd = &rstd;
+    norm_row_forward(&again, 0);
+}
+
+int lk_norm_makes_y(uint64_t columns, int residual)
+{
+    (void)columns;
+    (void)residual;
+    return 1;
 }
 
 static void norm_row_backward(const struct lk_norm_launch *launch, uint64_t r, float *partial)
@@ -161,6 +182,8 @@ static void norm_row_backward(const struct lk_norm_launch *launch, uint64_t r, f
     for (uint32_t t = 0; t < threads; t++)
         norm_back_thread(norm, &row, norm_means(norm, all), partial, launch->backward.dbeta != NULL,
                          t, threads, width);
+    if (launch->forward.y)
+        norm_row_again(launch, r);
 }
 
 static void norm_columns(const struct lk_norm_launch *launch, float *out, bool beta)
@@ -203,6 +226,8 @@ static void run_norm_backward(void *arg)
     use_matrix(b->dy, b->dy_stride, norm->rows, norm->columns, false);
     use_optional_matrix(b->ds, b->ds_stride, norm->rows, norm->columns, false);
     use_matrix(b->dx, b->dx_stride, norm->rows, norm->columns, true);
+    use_optional_matrix(launch->forward.y, launch->forward.y_stride, norm->rows, norm->columns,
+                        true);
     host_use_optional(b->dgamma, norm->columns * 4, true);
     host_use_optional(b->dbeta, norm->columns * 4, true);
     if (launch->partials) {

@@ -96,7 +96,7 @@ struct lk_column_sums {
 
 struct lk_norm_launch {
     struct lk_norm norm;
-    struct lk_norm_forward forward;
+    struct lk_norm_forward forward; /* of a backward y alone, if that is made anew */
     struct lk_norm_backward backward;
     struct lk_column_sums also; /* of a backward with dgamma or dbeta */
     uint32_t like_y; /* a forward without y whose statistics have the bits of one with y */
@@ -113,9 +113,19 @@ int lk_run_norm_backward(const struct lk_norm_launch *launch, void *stream);
 int lk_norm_forward_like_y(const struct lk_norm *norm, const struct lk_norm_forward *forward,
                            void *stream);
 
-/* lk_norm_backward() of a call that wants dgamma or dbeta, and other sums made in their launch. */
+/* What a backward makes beside its results. */
+struct lk_norm_beside {
+    struct lk_column_sums also; /* with dgamma or dbeta alone */
+    void *y; /* of rows of which lk_norm_makes_y(); may be dy itself; NULL: not wanted */
+    uint64_t y_stride;
+};
+
 int lk_norm_backward_beside(const struct lk_norm *norm, const struct lk_norm_backward *backward,
-                            const struct lk_column_sums *also, void *stream);
+                            const struct lk_norm_beside *beside, void *stream);
+
+/* Whether backward of rows that are aligned to groups, all of them and of the weights, can make y, with the bits that forward
+ * gave it. */
+int lk_norm_makes_y(uint64_t columns, int residual);
 
 /* ---- rows of tokens to experts ---- */
 

@@ -193,6 +193,12 @@ constexpr norm_table rows_backward(std::index_sequence<I...>)
     return { { choose_backward_rows<NORM_CLASSES[I], Full>()... } };
 }
 
+template <bool Full, bool Residual, size_t... I>
+constexpr norm_table again_backward(std::index_sequence<I...>)
+{
+    return { { choose_backward_again<NORM_CLASSES[I], Full, Residual>()... } };
+}
+
 using all_classes = std::make_index_sequence<NORM_CLASS_COUNT>;
 
 #define NORM_TABLES(make)                                                        \
@@ -208,6 +214,7 @@ const norm_table backward_tables[2][2] = NORM_TABLES(make_backward);
 const norm_table forward_few_tables[2][2] = NORM_TABLES(few_forward);
 const norm_table forward_rows_tables[2][2] = NORM_TABLES(rows_forward);
 const norm_table backward_rows_tables[2][2] = NORM_TABLES(rows_backward);
+const norm_table backward_again_tables[2][2] = NORM_TABLES(again_backward);
 
 #ifdef LK_COMPUTE_VARIANTS
 #define FORM_TABLES(make, form)                                                              \
@@ -296,6 +303,9 @@ const norm_kernel *find_backward(const lk_norm_launch *launch)
     bool residual = launch->backward.ds;
     const norm_table *table = &backward_tables[full][residual];
 
+    if (launch->forward.y) /* lk_norm_makes_y() has said so */
+        return &backward_again_tables[full][residual].kernels[find_nth(launch)];
+
 #ifdef LK_COMPUTE_VARIANTS
     if (backward_form >= 0)
         table = &backward_forms[backward_form][full][residual];
@@ -303,33 +313,19 @@ const norm_kernel *find_backward(const lk_norm_launch *launch)
     return find_kernel(launch, *table, backward_rows_tables[full][residual]);
 }
 
-/* Whether the kernels here wait for what is before them: as they were compiled for compute capability 9, and not where the
- * code for an older one serves a newer device. Written by lk_load_norm, by each caller alike; relaxed, false is safe. */
-bool kernels_wait;
-
-/* The kernel may begin before what is in front of it in the stream has ended, for which it waits itself. */
 int run(norm_function function, const lk_norm_launch *launch, dim3 grid, unsigned threads,
         size_t shared, void *stream)
 {
     lk_norm_launch own = *launch;
     void *args[] = { &own };
-    cudaLaunchAttribute attribute = {};
-    cudaLaunchConfig_t config = {};
+    bool early = true;
 
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = grid;
-    config.blockDim = dim3(threads);
-    config.dynamicSmemBytes = shared;
-    config.stream = static_cast<cudaStream_t>(stream);
-    config.attrs = &attribute;
-    config.numAttrs = __atomic_load_n(&kernels_wait, __ATOMIC_RELAXED);
 #ifdef LK_COMPUTE_VARIANTS
-    if (following == FOLLOW_WHEN_ENDED && function != norm_columns_kernel)
-        config.numAttrs = 0;
+    early = following != FOLLOW_WHEN_ENDED || function == norm_columns_kernel;
     own.next_early = following == LET_NEXT_BEGIN;
 #endif
-    return cudaLaunchKernelExC(&config, reinterpret_cast<const void *>(function), args);
+    return launch_early(reinterpret_cast<const void *>(function), args, grid, threads, shared,
+                        stream, early);
 }
 
 /* Rows that are not aligned, but lie alike in x and y. */
@@ -423,6 +419,21 @@ extern "C" int lk_run_norm_forward(const lk_norm_launch *launch, void *stream)
                0, stream);
 }
 
+extern "C" int lk_norm_makes_y(uint64_t columns, int residual)
+{
+    lk_norm_launch launch = {};
+
+    launch.norm.columns = columns;
+    launch.wide = 1;
+    if (columns > NORM_AGAIN_MOST)
+        return 0;
+    unsigned nth = find_nth(&launch);
+    const norm_kernel &kernel = backward_again_tables[1][!!residual].kernels[nth];
+
+    return kernel.function && device_has(kernel.shared) &&
+           device_has(backward_again_tables[0][!!residual].kernels[nth].shared);
+}
+
 extern "C" int lk_run_norm_backward(const lk_norm_launch *launch, void *stream)
 {
     const norm_kernel *kernel = find_backward(launch);
@@ -466,12 +477,9 @@ extern "C" int lk_load_norm(void)
                               reinterpret_cast<const void *>(general_backward[1][1]),
                               reinterpret_cast<const void *>(norm_columns_kernel) };
     int err = load_kernels(general, sizeof(general) / sizeof(*general));
-    cudaFuncAttributes columns = {};
 
     err = err ? err
-              : cudaFuncGetAttributes(&columns,
-                                      reinterpret_cast<const void *>(norm_columns_kernel));
-    __atomic_store_n(&kernels_wait, !err && columns.ptxVersion >= 90, __ATOMIC_RELAXED);
+              : find_whether_kernels_wait(reinterpret_cast<const void *>(norm_columns_kernel));
     for (unsigned i = 0; i < 4; i++) {
         const void *shifted[] = { reinterpret_cast<const void *>(
             shifted_kernels[i / 2][i % 2].function) };
@@ -486,10 +494,11 @@ extern "C" int lk_load_norm(void)
             reinterpret_cast<const void *>(forward_rows_tables[one][two].kernels[c].function),
             reinterpret_cast<const void *>(forward_few_tables[one][two].kernels[c].function),
             reinterpret_cast<const void *>(
-                find_class(backward_tables[one][two], backward_rows_tables[one][two], c)->function)
+                find_class(backward_tables[one][two], backward_rows_tables[one][two], c)->function),
+            reinterpret_cast<const void *>(backward_again_tables[one][two].kernels[c].function)
         };
 
-        err = err ? err : load_kernels(ours, 4);
+        err = err ? err : load_kernels(ours, 4 + (NORM_CLASSES[c] <= NORM_AGAIN_MOST));
     }
     return err;
 }

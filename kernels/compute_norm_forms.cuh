@@ -89,6 +89,9 @@ constexpr uint64_t NORM_ROUNDS = 4;
  * for a thread, leave a part of every multiprocessor idle. 0: the class has no such form. Not measured. */
 constexpr uint64_t NORM_FEW[NORM_CLASS_COUNT] = { 0, 0, 132 * 8 * 2, 132 * 6, 132 * 6, 0, 0, 0 };
 
+/* The longest rows of which backward can make y anew: those of the last class with a ring. */
+constexpr unsigned NORM_AGAIN_MOST = 8192;
+
 constexpr size_t NORM_RING_MOST = 200 * 1024; /* of a multiprocessor's shared memory */
 
 using norm_function = void (*)(lk_norm_launch);
@@ -279,14 +282,16 @@ template <unsigned Lanes, unsigned Groups, bool Full> constexpr norm_kernel back
              0 };
 }
 
-template <class Shape, bool Full, bool Residual> constexpr norm_kernel backward_ring()
+template <class Shape, bool Full, bool Residual, bool Again = false>
+constexpr norm_kernel backward_ring()
 {
     static_assert(Shape::bytes(Residual ? 3 : 2) <= NORM_RING_MOST, "does not fit");
     return { Shape::columns,
              norm_backward_ring < Shape,
              1,
              Residual ? 3 : 2,
-             Full >,
+             Full,
+             Again >,
              Shape::threads,
              Shape::Teams * Shape::Rows,
              132,
@@ -313,51 +318,53 @@ template <unsigned Columns, bool Full> constexpr norm_kernel choose_backward_row
 
 /* A ring's shape. Twice as many stages as most have were no better or up to 4 % worse, and more read at a time is what leaves
  * the writes behind. Where barriers come often rows are written late: 3 to 6 %. */
-template <unsigned Columns, bool Full> constexpr norm_kernel choose_backward_ring()
+template <unsigned Columns, bool Full, bool Again = false>
+constexpr norm_kernel choose_backward_ring()
 {
     if constexpr (Columns == 256)
-        return backward_ring<norm_ring<32, 16, 1, 2, 6>, Full, false>();
+        return backward_ring<norm_ring<32, 16, 1, 2, 6>, Full, false, Again>();
     else if constexpr (Columns == 512)
-        return backward_ring<norm_ring<32, 16, 2, 1, 6>, Full, false>();
+        return backward_ring<norm_ring<32, 16, 2, 1, 6>, Full, false, Again>();
     else if constexpr (Columns == 1024 && Full)
-        return backward_ring<norm_ring<32, 12, 4, 1, 4, true>, Full, false>();
+        return backward_ring<norm_ring<32, 12, 4, 1, 4, true>, Full, false, Again>();
     else if constexpr (Columns == 1024)
-        return backward_ring<norm_ring<128, 4, 1, 2, 6, true>, Full, false>();
+        return backward_ring<norm_ring<128, 4, 1, 2, 6, true>, Full, false, Again>();
     else if constexpr (Columns == 2048 && Full)
-        return backward_ring<norm_ring<128, 4, 2, 1, 3>, Full, false>();
+        return backward_ring<norm_ring<128, 4, 2, 1, 3>, Full, false, Again>();
     else if constexpr (Columns == 2048)
-        return backward_ring<norm_ring<256, 2, 1, 2, 6, true>, Full, false>();
+        return backward_ring<norm_ring<256, 2, 1, 2, 6, true>, Full, false, Again>();
     else if constexpr (Columns == 4096 && Full)
-        return backward_ring<norm_ring<256, 2, 2, 1, 3>, Full, false>();
+        return backward_ring<norm_ring<256, 2, 2, 1, 3>, Full, false, Again>();
     else if constexpr (Columns == 4096)
-        return backward_ring<norm_ring<512, 1, 1, 2, 3>, Full, false>();
+        return backward_ring<norm_ring<512, 1, 1, 2, 3>, Full, false, Again>();
     else if constexpr (Columns == 6144)
-        return backward_ring<norm_ring<256, 2, 3, 1, 4>, Full, false>();
+        return backward_ring<norm_ring<256, 2, 3, 1, 4>, Full, false, Again>();
     else if constexpr (Columns == 8192)
-        return backward_ring<norm_ring<512, 1, 2, 1, 3>, Full, false>();
+        return backward_ring<norm_ring<512, 1, 2, 1, 3>, Full, false, Again>();
     else
         return choose_backward_rows<Columns, Full>();
 }
 
 /* With a gradient of s beside. */
-template <unsigned Columns, bool Full> constexpr norm_kernel choose_backward_residual()
+template <unsigned Columns, bool Full, bool Again = false>
+constexpr norm_kernel choose_backward_residual()
 {
     if constexpr (Columns == 256)
-        return backward_ring<norm_ring<32, 16, 1, 2, 4>, Full, true>();
+        return backward_ring<norm_ring<32, 16, 1, 2, 4>, Full, true, Again>();
     else if constexpr (Columns == 512)
-        return backward_ring<norm_ring<32, 16, 2, 1, 4>, Full, true>();
+        return backward_ring<norm_ring<32, 16, 2, 1, 4>, Full, true, Again>();
     else if constexpr (Columns == 1024)
-        return backward_ring<norm_ring<128, 4, 1, 4, 2>, Full, true>();
+        return backward_ring<norm_ring<128, 4, 1, 4, 2>, Full, true, Again>();
     else if constexpr (Columns == 2048)
-        return backward_ring<norm_ring<128, 4, 2, 1, 4>, Full, true>();
+        return backward_ring<norm_ring<128, 4, 2, 1, 4>, Full, true, Again>();
     else if constexpr (Columns == 4096 && Full)
-        return backward_ring<norm_ring<256, 2, 2, 1, 4>, Full, true>();
+        return backward_ring<norm_ring<256, 2, 2, 1, 4>, Full, true, Again>();
     else if constexpr (Columns == 4096)
-        return backward_ring<norm_ring<512, 1, 1, 2, 4>, Full, true>();
+        return backward_ring<norm_ring<512, 1, 1, 2, 4>, Full, true, Again>();
     else if constexpr (Columns == 6144)
-        return backward_ring<norm_ring<256, 2, 3, 1, 2>, Full, true>();
+        return backward_ring<norm_ring<256, 2, 3, 1, 2>, Full, true, Again>();
     else if constexpr (Columns == 8192)
-        return backward_ring<norm_ring<512, 1, 2, 1, 4>, Full, true>();
+        return backward_ring<norm_ring<512, 1, 2, 1, 4>, Full, true, Again>();
     else
         return choose_backward_rows<Columns, Full>();
 }
@@ -459,6 +466,17 @@ constexpr norm_kernel choose_backward()
         return choose_backward_residual<Columns, Full>();
     else
         return choose_backward_ring<Columns, Full>();
+}
+
+/* The same rows as the product's form, and y made anew beside dx; for classes that have a ring. */
+template <unsigned Columns, bool Full, bool Residual> constexpr norm_kernel choose_backward_again()
+{
+    if constexpr (Columns > NORM_AGAIN_MOST)
+        return norm_kernel{};
+    else if constexpr (Residual)
+        return choose_backward_residual<Columns, Full, true>();
+    else
+        return choose_backward_ring<Columns, Full, true>();
 }
 
 #endif

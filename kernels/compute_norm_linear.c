@@ -16,7 +16,7 @@ struct memory {
     void *sums; /* workspace of dbias */
     uint64_t chunk;
     bool make_norm, make_y;
-    bool apply; /* y is made of the saved statistics */
+    bool again; /* y is made beside dx, of the saved statistics, in place of dy */
 };
 
 static struct lk_norm norm_of(const struct lk_norm_linear *block, float *rstd, float *mean)
@@ -64,12 +64,25 @@ static uint64_t chunk_of(const struct lk_norm_linear *block)
                : block->rows;
 }
 
-/* Whether all of the norm's rows and weights are aligned to groups. */
-static bool is_aligned(const struct lk_norm_linear *block)
+/* Whether rows of the norm and its weights are aligned to groups. */
+static bool is_aligned(const struct lk_norm_linear *block, const struct lk_norm_linear_backward *b)
 {
-    uintptr_t bits = (uintptr_t)block->x | (uintptr_t)block->gamma | (uintptr_t)block->beta;
+    uintptr_t bits = (uintptr_t)block->x | (uintptr_t)block->gamma | (uintptr_t)block->beta |
+                     (uintptr_t)b->dx | (uintptr_t)b->dx_add;
+    uint64_t strides = block->x_stride | b->dx_stride | (b->dx_add ? b->dx_add_stride : 0);
 
-    return block->hidden % LK_VECTOR == 0 && block->x_stride % LK_VECTOR == 0 && bits % 16 == 0;
+    return block->hidden % LK_VECTOR == 0 && strides % LK_VECTOR == 0 && bits % 16 == 0;
+}
+
+/* Whether y can be made when dx is: dout, which dweight needs after that, must not lie where dx does. */
+static bool can_make_again(const struct lk_norm_linear *block,
+                           const struct lk_norm_linear_backward *b)
+{
+    uintptr_t dx = (uintptr_t)b->dx, dout = (uintptr_t)b->dout;
+
+    return is_aligned(block, b) && lk_norm_makes_y(block->hidden, b->dx_add != NULL) &&
+           (dx >= dout + 2 * block->rows * b->dout_stride ||
+            dout >= dx + 2 * block->rows * b->dx_stride);
 }
 
 /* Bytes of the workspace. */
@@ -83,23 +96,23 @@ static uint64_t lay_out(const struct lk_blas *blas, const struct lk_norm_linear 
     const struct lk_fold sum = { .rows = block->rows, .columns = block->columns };
     bool make_y = !saved->y && (!backward || backward->dweight);
     bool statistics = !saved->rstd || (backward && make_y); /* there is room for them */
-    bool apply = backward && make_y && saved->rstd && is_aligned(block);
+    bool again = backward && make_y && saved->rstd && can_make_again(block, backward);
 
     *out = (struct memory){
         .rstd = saved->rstd,
         .mean = saved->mean,
         .y = saved->y,
         .chunk = backward ? block->rows : chunk_of(block),
-        .make_norm = !backward || (statistics && !apply),
+        .make_norm = !backward || (statistics && !again),
         .make_y = make_y || !backward,
-        .apply = apply,
+        .again = again,
     };
     out->gemm = lk_take(&arena, true, lk_gemm_workspace_bytes(blas));
     if (statistics) {
         out->rstd = lk_take(&arena, true, block->rows * sizeof(float));
         out->mean = lk_take(&arena, block->kind == LK_LAYER_NORM, block->rows * sizeof(float));
     }
-    if (apply) {
+    if (again) {
         out->rstd = saved->rstd;
         out->mean = saved->mean;
     }
@@ -107,7 +120,7 @@ static uint64_t lay_out(const struct lk_blas *blas, const struct lk_norm_linear 
         out->y = lk_take(&arena, true, out->chunk * block->hidden * 2);
     if (!backward)
         return arena.used;
-    /* y is not needed any more when dy is made */
+    /* y is not needed any more when dy is made, or made of it */
     out->dy = make_y ? out->y : lk_take(&arena, true, block->rows * block->hidden * 2);
     out->norm = lk_take(&arena, backward->dgamma || backward->dbeta,
                         lk_norm_workspace_bytes(&norm));
@@ -233,26 +246,14 @@ static int make_dweight(struct lk_blas *blas, const struct lk_norm_linear *block
     return lk_gemm_run(blas, &gemm, stream);
 }
 
-/* What is made of inputs alone: y, if the statistics are there, and the partial sums of dbias. */
-static int make_inputs(const struct lk_norm_linear *block, const struct memory *m,
-                       const struct lk_norm_linear_backward *b, void *stream)
+/* The partial sums of dbias. */
+static int make_sums(const struct lk_norm_linear *block, const struct memory *m,
+                     const struct lk_norm_linear_backward *b, void *stream)
 {
-    const struct lk_apply_launch launch = {
-        .norm = norm_of(block, m->rstd, m->mean),
-        .x = block->x,
-        .x_stride = block->x_stride,
-        .y = m->apply ? m->y : NULL,
-        .y_stride = block->hidden,
-        .sum = sum_of(block, b, m->sums),
-    };
-    int err = 0;
+    const struct lk_fold_launch sum = sum_of(block, b, m->sums);
+    int err = sum.partials || sum.grads.dgamma ? lk_run_fold_backward(&sum, stream) : 0;
 
-    if (launch.y && block->rows)
-        err = lk_run_apply(&launch, stream);
-    else if (launch.sum.partials || launch.sum.grads.dgamma)
-        err = lk_run_fold_backward(&launch.sum, stream);
-    return err ? lk_blas_fail(err, "lk_norm_linear_backward: y and dbias: %s", lk_error_text(err))
-               : 0;
+    return err ? lk_blas_fail(err, "lk_norm_linear_backward: dbias: %s", lk_error_text(err)) : 0;
 }
 
 static int make_dx(struct lk_blas *blas, const struct lk_norm_linear *block, const struct memory *m,
@@ -273,12 +274,14 @@ static int make_dx(struct lk_blas *blas, const struct lk_norm_linear *block, con
         .workspace = m->norm,
     };
     const struct lk_fold_launch sum = sum_of(block, b, m->sums);
-    const struct lk_column_sums also = {
-        .partials = (const float *)m->sums,
-        .out = sum.grads.dgamma ? NULL : b->dbias,
-        .columns = block->columns,
-        .stride = (block->columns + 7) / 8 * 8,
-        .rows = sum.partials,
+    const struct lk_norm_beside beside = {
+        .also = {.partials = (const float *)m->sums,
+                 .out = sum.grads.dgamma ? NULL : b->dbias,
+                 .columns = block->columns,
+                 .stride = (block->columns + 7) / 8 * 8,
+                 .rows = sum.partials},
+        .y = m->again ? m->y : NULL,
+        .y_stride = block->hidden,
     };
     struct lk_gemm gemm = product(m, blas);
     int err;
@@ -295,7 +298,7 @@ static int make_dx(struct lk_blas *blas, const struct lk_norm_linear *block, con
     err = lk_gemm_run(blas, &gemm, stream);
     if (err)
         return err;
-    err = lk_norm_backward_beside(&norm, &backward, &also, stream);
+    err = lk_norm_backward_beside(&norm, &backward, &beside, stream);
     return err ? lk_blas_fail(err, "lk_norm_linear_backward: the norm: %s", lk_error_text(err)) : 0;
 }
 
@@ -379,8 +382,12 @@ LK_API int lk_norm_linear_backward(struct lk_blas *blas, const struct lk_norm_li
     if (m.make_norm)
         err = make_norm(call, block, &m, 0, block->rows, stream);
     if (!err)
-        err = make_inputs(block, &m, backward, stream);
-    if (!err)
+        err = make_sums(block, &m, backward, stream);
+    if (!err && !m.again)
         err = make_dweight(blas, block, &m, backward, stream);
-    return err ? err : make_dx(blas, block, &m, backward, stream);
+    if (!err)
+        err = make_dx(blas, block, &m, backward, stream);
+    if (!err && m.again)
+        err = make_dweight(blas, block, &m, backward, stream);
+    return err;
 }

@@ -317,17 +317,19 @@ __device__ __forceinline__ void ring_begin_backward(const lk_norm_launch &launch
     __pipeline_commit();
 }
 
-template <class Shape, bool Full> struct ring_columns {
+/* Again: y is made anew beside dx. */
+template <class Shape, bool Full, bool Again> struct ring_columns {
     float weight[Shape::Groups][8]; /* what gamma is */
+    float beta[Again ? Shape::Groups : 1][8];
     norm_columns_sums<Shape::Groups, Full> sums;
 };
 
 /* The sums of a stage's rows: dy * gamma * hat, then, if Full, dy * gamma. */
-template <class Shape, unsigned Matrices, bool Full>
+template <class Shape, unsigned Matrices, bool Full, bool Again>
 __device__ __forceinline__ void
 ring_sum_rows(uint4 *ring, unsigned stage, unsigned count, unsigned columns, unsigned lane,
               const float (&mean)[Shape::Rows], const float (&rstd)[Shape::Rows],
-              ring_columns<Shape, Full> &mine, float (&sums)[(Full ? 2 : 1) * Shape::Rows])
+              ring_columns<Shape, Full, Again> &mine, float (&sums)[(Full ? 2 : 1) * Shape::Rows])
 {
 #pragma unroll
     for (unsigned r = 0; r < Shape::Rows; r++) {
@@ -360,12 +362,28 @@ ring_sum_rows(uint4 *ring, unsigned stage, unsigned count, unsigned columns, uns
     }
 }
 
-template <class Shape, unsigned Matrices, bool Full>
+/* Eight columns of y, with the bits that ring_apply() gives them. */
+template <class Shape, bool Full>
+__device__ __forceinline__ void ring_write_again(const lk_norm_launch &launch, uint64_t row,
+                                                 unsigned at, const float (&s)[8], float mean,
+                                                 float rstd, const float (&weight)[8],
+                                                 const float (&beta)[8])
+{
+    uint16_t *y = static_cast<uint16_t *>(launch.forward.y) + row * launch.forward.y_stride;
+    float out[8];
+
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        out[i] = fmaf((Full ? s[i] - mean : s[i]) * rstd, weight[i], beta[i]);
+    store_group(y, at, launch.norm.columns, LK_WHOLE, pack_group(out));
+}
+
+template <class Shape, unsigned Matrices, bool Full, bool Again>
 __device__ __forceinline__ void ring_write_rows(const lk_norm_launch &launch, uint4 *ring,
                                                 unsigned stage, uint64_t first, unsigned lane,
                                                 const float (&mean)[Shape::Rows],
                                                 const float (&rstd)[Shape::Rows],
-                                                const ring_columns<Shape, Full> &mine,
+                                                const ring_columns<Shape, Full, Again> &mine,
                                                 const float (&sums)[(Full ? 2 : 1) * Shape::Rows])
 {
     unsigned columns = static_cast<unsigned>(launch.norm.columns);
@@ -391,6 +409,9 @@ __device__ __forceinline__ void ring_write_rows(const lk_norm_launch &launch, ui
                 continue;
             unpack_group(*ring_at<Shape, Matrices>(ring, stage, 0, r, v), s);
             unpack_group(*ring_at<Shape, Matrices>(ring, stage, 1, r, v), dy);
+            if (Again)
+                ring_write_again<Shape, Full>(launch, first + r, at, s, mean[r], rstd[r],
+                                              mine.weight[v], mine.beta[Again ? v : 0]);
             if (Matrices == 3)
                 unpack_group(*ring_at<Shape, Matrices>(ring, stage, 2, r, v), ds);
 #pragma unroll
@@ -454,22 +475,23 @@ template <class Shape, bool Full> struct ring_found {
 };
 
 /* Writes them, and asks for those that take their place. */
-template <class Shape, unsigned Matrices, bool Full>
+template <class Shape, unsigned Matrices, bool Full, bool Again>
 __device__ __forceinline__ void ring_end_rows(const lk_norm_launch &launch, uint4 *ring,
                                               float (*own)[2][Shape::Rows], unsigned lane,
-                                              uint64_t step, const ring_columns<Shape, Full> &mine,
+                                              uint64_t step,
+                                              const ring_columns<Shape, Full, Again> &mine,
                                               const ring_found<Shape, Full> &found)
 {
-    ring_write_rows<Shape, Matrices, Full>(launch, ring, found.stage, found.first, lane, found.mean,
-                                           found.rstd, mine, found.sums);
+    ring_write_rows<Shape, Matrices, Full, Again>(launch, ring, found.stage, found.first, lane,
+                                                  found.mean, found.rstd, mine, found.sums);
     ring_begin_backward<Shape, Matrices, Full>(launch, found.first + Shape::Stages * step, lane,
                                                ring, own, found.stage);
 }
 
-template <class Shape, unsigned Matrices, bool Full>
+template <class Shape, unsigned Matrices, bool Full, bool Again>
 __device__ __forceinline__ void ring_add_up(const lk_norm_launch &launch, uint4 *ring,
                                             float (*own)[2][Shape::Rows], unsigned lane,
-                                            ring_columns<Shape, Full> &mine,
+                                            ring_columns<Shape, Full, Again> &mine,
                                             ring_found<Shape, Full> &found)
 {
     uint64_t left = launch.norm.rows - found.first;
@@ -482,13 +504,13 @@ __device__ __forceinline__ void ring_add_up(const lk_norm_launch &launch, uint4 
         found.rstd[r] = own[found.stage][0][r];
         found.mean[r] = Full && launch.norm.kind == LK_LAYER_NORM ? own[found.stage][1][r] : 0;
     }
-    ring_sum_rows<Shape, Matrices, Full>(
+    ring_sum_rows<Shape, Matrices, Full, Again>(
         ring, found.stage, left < Shape::Rows ? static_cast<unsigned>(left) : Shape::Rows,
         static_cast<unsigned>(launch.norm.columns), lane, found.mean, found.rstd, mine, found.sums);
 }
 
 /* Full: with a mean or dbeta. */
-template <class Shape, unsigned Blocks, unsigned Matrices, bool Full>
+template <class Shape, unsigned Blocks, unsigned Matrices, bool Full, bool Again>
 __global__ void __launch_bounds__(Shape::threads, Blocks)
     norm_backward_ring(const __grid_constant__ lk_norm_launch launch)
 {
@@ -500,7 +522,7 @@ __global__ void __launch_bounds__(Shape::threads, Blocks)
     unsigned phase = 0, columns = static_cast<unsigned>(launch.norm.columns);
     uint64_t step = -uint64_t{ gridDim.x } * Shape::Teams * Shape::Rows;
     float(*own)[2][Shape::Rows] = scalars[threadIdx.x / 32]; /* the warp's */
-    ring_columns<Shape, Full> mine = {};
+    ring_columns<Shape, Full, Again> mine = {};
     ring_found<Shape, Full> now = {}, last = {};
     bool owed = false; /* late: those of `last` have not been written */
 
@@ -513,25 +535,32 @@ __global__ void __launch_bounds__(Shape::threads, Blocks)
         ring_begin_backward<Shape, Matrices, Full>(launch, now.first + s * step, lane, ring, own,
                                                    s);
 #pragma unroll
-    for (unsigned v = 0; v < Shape::Groups; v++)
-        if (8 * (lane + v * Shape::Lanes) < columns)
-            norm_weights(&launch.norm, launch.norm.gamma, uint64_t{ 8 } * (lane + v * Shape::Lanes),
-                         LK_WHOLE, 1, launch.norm.gamma_offset, mine.weight[v]);
+    for (unsigned v = 0; v < Shape::Groups; v++) {
+        uint64_t at = uint64_t{ 8 } * (lane + v * Shape::Lanes);
+
+        if (at >= columns)
+            continue;
+        norm_weights(&launch.norm, launch.norm.gamma, at, LK_WHOLE, 1, launch.norm.gamma_offset,
+                     mine.weight[v]);
+        if (Again)
+            norm_weights(&launch.norm, launch.norm.beta, at, LK_WHOLE, 0, 0,
+                         mine.beta[Again ? v : 0]);
+    }
     for (; now.first < launch.norm.rows; now.first += step) {
-        ring_add_up<Shape, Matrices, Full>(launch, ring, own, lane, mine, now);
+        ring_add_up<Shape, Matrices, Full, Again>(launch, ring, own, lane, mine, now);
         ring_sum_begin<Shape>(parts[team][phase], lane, now.sums);
         if (Shape::Late && owed)
-            ring_end_rows<Shape, Matrices, Full>(launch, ring, own, lane, step, mine, last);
+            ring_end_rows<Shape, Matrices, Full, Again>(launch, ring, own, lane, step, mine, last);
         ring_sum_end<Shape>(parts[team][phase], team, now.sums);
         phase ^= 1;
         if (!Shape::Late)
-            ring_end_rows<Shape, Matrices, Full>(launch, ring, own, lane, step, mine, now);
+            ring_end_rows<Shape, Matrices, Full, Again>(launch, ring, own, lane, step, mine, now);
         last = now;
         owed = Shape::Late;
         now.stage = now.stage + 1 < Shape::Stages ? now.stage + 1 : 0;
     }
     if (Shape::Late && owed)
-        ring_end_rows<Shape, Matrices, Full>(launch, ring, own, lane, step, mine, last);
+        ring_end_rows<Shape, Matrices, Full, Again>(launch, ring, own, lane, step, mine, last);
     if (!launch.partials)
         return;
     float *out = static_cast<float *>(launch.backward.workspace) +

@@ -200,10 +200,13 @@ int lk_norm_forward_like_y(const struct lk_norm *norm, const struct lk_norm_forw
 }
 
 int lk_norm_backward_beside(const struct lk_norm *norm, const struct lk_norm_backward *backward,
-                            const struct lk_column_sums *also, void *stream)
+                            const struct lk_norm_beside *beside, void *stream)
 {
     static const char call[] = "lk_norm_backward";
-    struct lk_norm_launch launch = { .also = *also };
+    struct lk_norm_launch launch = {
+        .also = beside->also,
+        .forward = {.y = beside->y, .y_stride = beside->y_stride}
+    };
 
     if (check_norm(call, norm) || lk_breaks(call, backward, "a NULL argument") ||
         lk_breaks(call, backward->s, "s is NULL") || lk_breaks(call, backward->dy, "dy is NULL") ||
@@ -237,7 +240,7 @@ int lk_norm_backward_beside(const struct lk_norm *norm, const struct lk_norm_bac
 LK_API int lk_norm_backward(const struct lk_norm *norm, const struct lk_norm_backward *backward,
                             void *stream)
 {
-    const struct lk_column_sums none = { 0 };
+    const struct lk_norm_beside none = { 0 };
 
     return lk_norm_backward_beside(norm, backward, &none, stream);
 }

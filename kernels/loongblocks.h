@@ -215,7 +215,7 @@ struct lk_saved {
     float *rstd; /* rows; NULL: made anew, one pass over x */
     float *mean; /* rows, of LayerNorm only; with rstd or not at all */
     void *
-        y; /* rows x hidden, bf16, contiguous; NULL: made anew, one pass over x. Not used if gamma is folded */
+        y; /* rows x hidden, bf16, contiguous; NULL: made anew, beside dx or by one pass over x. Not used if gamma is folded */
     void *
         z; /* rows x (2 * ffn), bf16, contiguous; NULL: made anew, one matrix product. Of lk_mlp only */
 };

@@ -354,7 +354,7 @@ static void results_of_shape_do_not_depend_on_what_was_saved(const struct comput
                                                              struct lk_blas *blas,
                                                              const struct shape *shape)
 {
-    for (unsigned int traits = 0; traits < 4; traits++) {
+    for (unsigned int traits = 0; traits < ACCUMULATE; traits++) {
         uint64_t state = 173;
         struct block_case first = make_case(t, shape, traits, &state);
         struct lk_norm_linear_backward b = backward_of(&first);
@@ -389,6 +389,35 @@ static void results_do_not_depend_on_what_was_saved(const struct compute_target 
     results_of_shape_do_not_depend_on_what_was_saved(t, blas, &shapes[1]);
     if (strcmp(t->lib.lk_backend(), "host") != 0 && !t->small) /* other kernels serve it there */
         results_of_shape_do_not_depend_on_what_was_saved(t, blas, &many);
+}
+
+/* What is added to dx is dout, and dx takes its place: dweight is not to be made of what is there then. */
+static void dx_may_take_the_place_of_dout(const struct compute_target *t, struct lk_blas *blas)
+{
+    static const struct shape square = { 40, 64, 64, 0, 0, 0 };
+
+    for (unsigned int traits = 0; traits < 2; traits++) {
+        uint64_t state = 197;
+        struct block_case apart = make_case(t, &square, traits, &state), c;
+        struct lk_norm_linear_backward b = backward_of(&apart);
+
+        save(&apart, 1);
+        b.dx_add = b.dout;
+        b.dx_add_stride = b.dout_stride;
+        CHECK(forward(t, blas, &apart) == 0 && backward(t, blas, &apart, &b) == 0);
+        state = 197;
+        c = make_case(t, &square, traits, &state);
+        save(&c, 1);
+        b = backward_of(&c);
+        b.dx_add = b.dx = c.dout.memory.far;
+        b.dx_add_stride = b.dx_stride = b.dout_stride;
+        CHECK(forward(t, blas, &c) == 0 && backward(t, blas, &c, &b) == 0);
+        memory_down(&c.dout.memory);
+        same_bits(&c.dout, &apart.dx);
+        same_bits(&c.dweight, &apart.dweight);
+        drop_case(&c);
+        drop_case(&apart);
+    }
 }
 
 /* Without the gradient of the matrix backward has no use for y, and takes the statistics as they were saved. */
@@ -487,6 +516,7 @@ void check_norm_linear(const struct compute_target *t)
         what_is_not_finite_stays_in_its_row(t, blas);
         results_do_not_depend_on_what_was_saved(t, blas);
         saved_statistics_serve_backward(t, blas);
+        dx_may_take_the_place_of_dout(t, blas);
         chunks_take_less_workspace(t, blas);
         no_rows_leave_zeros(t, blas);
         wrong_arguments_are_named(t, blas);
