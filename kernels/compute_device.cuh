@@ -99,7 +99,7 @@ static inline int find_whether_kernels_wait(const void *kernel)
 
 /* A kernel that waits itself: it may begin before what is in front of it in the stream has ended. */
 static inline int launch_early(const void *kernel, void **args, dim3 grid, unsigned threads,
-                               size_t shared, void *stream, bool early = true)
+                               size_t shared, void *stream)
 {
     cudaLaunchAttribute attribute = {};
     cudaLaunchConfig_t config = {};
@@ -111,7 +111,7 @@ static inline int launch_early(const void *kernel, void **args, dim3 grid, unsig
     config.dynamicSmemBytes = shared;
     config.stream = static_cast<cudaStream_t>(stream);
     config.attrs = &attribute;
-    config.numAttrs = early && __atomic_load_n(&kernels_wait, __ATOMIC_RELAXED);
+    config.numAttrs = __atomic_load_n(&kernels_wait, __ATOMIC_RELAXED);
     return cudaLaunchKernelExC(&config, kernel, args);
 }
 

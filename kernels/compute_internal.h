@@ -101,7 +101,6 @@ struct lk_norm_launch {
     struct lk_column_sums also; /* of a backward with dgamma or dbeta */
     uint32_t like_y; /* a forward without y whose statistics have the bits of one with y */
     uint32_t wide;
-    uint32_t next_early; /* what is launched next may begin before this has ended */
     uint32_t
         partials; /* rows of partial sums in the workspace (norm_slot()), each of 16 floats per group; 0: not wanted */
 };

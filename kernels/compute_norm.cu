@@ -93,8 +93,6 @@ __global__ void __launch_bounds__(32 * LK_NORM_PARTS)
     float all[LK_NORM_PARTS];
 
     wait_for_the_last();
-    if (launch.next_early)
-        let_the_next_begin();
     if (column < columns)
         parts[part][mine] = also ? norm_also_part(&launch.also, column, part)
                                  : norm_column_part(&launch, column, beta, part);
@@ -122,30 +120,6 @@ struct norm_table {
 
 #ifdef LK_COMPUTE_VARIANTS
 int forward_form = -1, backward_form = -1; /* -1: the product's; set between launches */
-
-/* How launches of the product's kernels follow each other; a family's forms end with them. */
-enum {
-    FOLLOW,
-    FOLLOW_WHEN_ENDED,
-    LET_NEXT_BEGIN
-};
-int following = FOLLOW;
-constexpr const char *FOLLOWING_NAMES[] = { "product, begins last ended",
-                                            "product, lets next begin" };
-
-/* The number of a table of forms, -1 for the product's. */
-int take_form(int form, int forms)
-{
-    following = form >= forms && form < forms + 2 ? FOLLOW_WHEN_ENDED + form - forms : FOLLOW;
-    return form < forms ? form : -1;
-}
-
-const char *name_form(int form, int forms, const char *const *names)
-{
-    if (form < 0 || form >= forms + 2)
-        return nullptr;
-    return form < forms ? names[form] : FOLLOWING_NAMES[form - forms];
-}
 
 template <norm_forward_form Form, bool Layer, bool Residual, size_t... I>
 constexpr norm_table form_forward(std::index_sequence<I...>)
@@ -180,6 +154,15 @@ constexpr norm_table rows_forward(std::index_sequence<I...>)
     return { { choose_forward_rows<NORM_CLASSES[I], Layer>()... } };
 }
 
+/* Without y. */
+template <bool Layer, bool Residual, size_t... I>
+constexpr norm_table statistics_forward(std::index_sequence<I...>)
+{
+    return {
+        { choose_forward<NORM_STATISTICS_FORM[Layer][I], NORM_CLASSES[I], Layer, Residual>()... }
+    };
+}
+
 /* Of few rows. */
 template <bool Layer, bool Residual, size_t... I>
 constexpr norm_table few_forward(std::index_sequence<I...>)
@@ -212,6 +195,7 @@ using all_classes = std::make_index_sequence<NORM_CLASS_COUNT>;
 const norm_table forward_tables[2][2] = NORM_TABLES(make_forward);
 const norm_table backward_tables[2][2] = NORM_TABLES(make_backward);
 const norm_table forward_few_tables[2][2] = NORM_TABLES(few_forward);
+const norm_table statistics_tables[2][2] = NORM_TABLES(statistics_forward);
 const norm_table forward_rows_tables[2][2] = NORM_TABLES(rows_forward);
 const norm_table backward_rows_tables[2][2] = NORM_TABLES(rows_backward);
 const norm_table backward_again_tables[2][2] = NORM_TABLES(again_backward);
@@ -226,20 +210,17 @@ const norm_table backward_again_tables[2][2] = NORM_TABLES(again_backward);
     }
 
 const norm_table forward_forms[NORM_FORWARD_FORMS][2][2] = {
-    FORM_TABLES(form_forward, FORWARD_ROWS),       FORM_TABLES(form_forward, FORWARD_RING),
-    FORM_TABLES(form_forward, FORWARD_RING_TWICE), FORM_TABLES(form_forward, FORWARD_ROWS_MORE),
-    FORM_TABLES(form_forward, FORWARD_ROWS_WIDE),  FORM_TABLES(form_forward, FORWARD_ROWS_HELD),
-    FORM_TABLES(form_forward, FORWARD_ROWS_ALONE), FORM_TABLES(form_forward, FORWARD_ROWS_STREAMED),
-    FORM_TABLES(form_forward, FORWARD_RING_SHORT), FORM_TABLES(form_forward, FORWARD_RING_THREADS)
+    FORM_TABLES(form_forward, FORWARD_ROWS),        FORM_TABLES(form_forward, FORWARD_RING),
+    FORM_TABLES(form_forward, FORWARD_RING_TWICE),  FORM_TABLES(form_forward, FORWARD_ROWS_MORE),
+    FORM_TABLES(form_forward, FORWARD_ROWS_WIDE),   FORM_TABLES(form_forward, FORWARD_ROWS_HELD),
+    FORM_TABLES(form_forward, FORWARD_ROWS_ALONE),  FORM_TABLES(form_forward, FORWARD_RING_PAIRS),
+    FORM_TABLES(form_forward, FORWARD_ROWS_NARROW), FORM_TABLES(form_forward, FORWARD_ROWS_LONG),
+    FORM_TABLES(form_forward, FORWARD_RING_FOURS)
 };
 const norm_table backward_forms[NORM_BACKWARD_FORMS][2][2] = {
-    FORM_TABLES(form_backward, BACKWARD_ROWS),
-    FORM_TABLES(form_backward, BACKWARD_RING),
-    FORM_TABLES(form_backward, BACKWARD_THREADS),
-    FORM_TABLES(form_backward, BACKWARD_THREADS_LATE),
-    FORM_TABLES(form_backward, BACKWARD_MORE_ROWS),
-    FORM_TABLES(form_backward, BACKWARD_OTHER_TEAMS),
-    FORM_TABLES(form_backward, BACKWARD_SHORT)
+    FORM_TABLES(form_backward, BACKWARD_ROWS),  FORM_TABLES(form_backward, BACKWARD_RING),
+    FORM_TABLES(form_backward, BACKWARD_PAIRS), FORM_TABLES(form_backward, BACKWARD_OTHER_TEAMS),
+    FORM_TABLES(form_backward, BACKWARD_SHORT), FORM_TABLES(form_backward, BACKWARD_LATE)
 };
 #endif
 
@@ -276,7 +257,7 @@ const norm_kernel *product_forward(const lk_norm_launch *launch)
     if (nth == NORM_CLASS_COUNT)
         return nullptr;
     if (!launch->forward.y && !launch->like_y)
-        return &rows.kernels[nth];
+        return &statistics_tables[layer][residual].kernels[nth];
     if (launch->norm.rows <= NORM_FEW[nth])
         return &forward_few_tables[layer][residual].kernels[nth];
     const norm_kernel *found = find_class(forward_tables[layer][residual], rows, nth);
@@ -316,16 +297,10 @@ const norm_kernel *find_backward(const lk_norm_launch *launch)
 int run(norm_function function, const lk_norm_launch *launch, dim3 grid, unsigned threads,
         size_t shared, void *stream)
 {
-    lk_norm_launch own = *launch;
-    void *args[] = { &own };
-    bool early = true;
+    void *args[] = { const_cast<lk_norm_launch *>(launch) };
 
-#ifdef LK_COMPUTE_VARIANTS
-    early = following != FOLLOW_WHEN_ENDED || function == norm_columns_kernel;
-    own.next_early = following == LET_NEXT_BEGIN;
-#endif
     return launch_early(reinterpret_cast<const void *>(function), args, grid, threads, shared,
-                        stream, early);
+                        stream);
 }
 
 /* Rows that are not aligned, but lie alike in x and y. */
@@ -456,14 +431,14 @@ extern "C" int lk_run_norm_backward(const lk_norm_launch *launch, void *stream)
 #ifdef LK_COMPUTE_VARIANTS
 extern "C" LK_API const char *lk_variants_norm_forward(int form)
 {
-    forward_form = take_form(form, NORM_FORWARD_FORMS);
-    return name_form(form, NORM_FORWARD_FORMS, NORM_FORWARD_NAMES);
+    forward_form = form;
+    return form >= 0 && form < NORM_FORWARD_FORMS ? NORM_FORWARD_NAMES[form] : nullptr;
 }
 
 extern "C" LK_API const char *lk_variants_norm_backward(int form)
 {
-    backward_form = take_form(form, NORM_BACKWARD_FORMS);
-    return name_form(form, NORM_BACKWARD_FORMS, NORM_BACKWARD_NAMES);
+    backward_form = form;
+    return form >= 0 && form < NORM_BACKWARD_FORMS ? NORM_BACKWARD_NAMES[form] : nullptr;
 }
 #endif
 
@@ -493,12 +468,13 @@ extern "C" int lk_load_norm(void)
                 find_class(forward_tables[one][two], forward_rows_tables[one][two], c)->function),
             reinterpret_cast<const void *>(forward_rows_tables[one][two].kernels[c].function),
             reinterpret_cast<const void *>(forward_few_tables[one][two].kernels[c].function),
+            reinterpret_cast<const void *>(statistics_tables[one][two].kernels[c].function),
             reinterpret_cast<const void *>(
                 find_class(backward_tables[one][two], backward_rows_tables[one][two], c)->function),
             reinterpret_cast<const void *>(backward_again_tables[one][two].kernels[c].function)
         };
 
-        err = err ? err : load_kernels(ours, 4 + (NORM_CLASSES[c] <= NORM_AGAIN_MOST));
+        err = err ? err : load_kernels(ours, 5 + (NORM_CLASSES[c] <= NORM_AGAIN_MOST));
     }
     return err;
 }

@@ -17,25 +17,25 @@ constexpr unsigned NORM_CLASS_COUNT = 8;
 enum norm_forward_form {
     FORWARD_ROWS,
     FORWARD_RING,
-    FORWARD_RING_TWICE, /* two blocks of a multiprocessor */
-    FORWARD_ROWS_MORE,  /* more blocks, which hold less */
-    FORWARD_ROWS_WIDE,  /* more threads for a row */
-    FORWARD_ROWS_HELD,  /* more rows of a block */
-    FORWARD_ROWS_ALONE, /* fewer threads for a row, which hold more */
-    FORWARD_ROWS_STREAMED,
-    FORWARD_RING_SHORT,   /* two rows at a time, and little under way */
-    FORWARD_RING_THREADS, /* 1024 threads, and little under way */
+    FORWARD_RING_TWICE,  /* two blocks of a multiprocessor */
+    FORWARD_ROWS_MORE,   /* more blocks, which hold less */
+    FORWARD_ROWS_WIDE,   /* more threads for a row */
+    FORWARD_ROWS_HELD,   /* more rows of a block */
+    FORWARD_ROWS_ALONE,  /* a warp for a row */
+    FORWARD_RING_PAIRS,  /* two rows at a time, and little under way */
+    FORWARD_ROWS_NARROW, /* fewer threads for a row, which hold more */
+    FORWARD_ROWS_LONG,   /* as many rows as find room */
+    FORWARD_RING_FOURS,  /* four rows at a time */
     NORM_FORWARD_FORMS
 };
 
 enum norm_backward_form {
     BACKWARD_ROWS,
     BACKWARD_RING,
-    BACKWARD_THREADS,      /* 1024 */
-    BACKWARD_THREADS_LATE, /* the same, and rows are written late */
-    BACKWARD_MORE_ROWS,    /* at a time */
+    BACKWARD_PAIRS, /* two rows at a time */
     BACKWARD_OTHER_TEAMS,
     BACKWARD_SHORT, /* little under way */
+    BACKWARD_LATE,
     NORM_BACKWARD_FORMS
 };
 
@@ -45,37 +45,45 @@ constexpr const char *NORM_FORWARD_NAMES[] = { "rows",
                                                "rows, more blocks",
                                                "rows, more threads",
                                                "rows, more of a block",
-                                               "rows, fewer threads",
-                                               "rows, streamed writes",
+                                               "rows, a warp each",
                                                "ring, two rows",
-                                               "ring, 1024 threads" };
+                                               "rows, fewer threads",
+                                               "rows, most of a block",
+                                               "ring, four rows" };
 constexpr const char *NORM_BACKWARD_NAMES[] = { "rows",
                                                 "ring",
-                                                "ring, 1024 threads",
-                                                "ring, 1024 threads, late",
-                                                "ring, more rows",
+                                                "ring, two rows",
                                                 "ring, other teams",
-                                                "ring, fewer stages" };
+                                                "ring, fewer stages",
+                                                "ring, written late" };
 
 /* The product's form of each class: [with a mean][with a residual]. Measured on one H200, us by rows and by the form: RMSNorm of
- * 4096 x 5120 29.0, 25.8; LayerNorm of 65536 x 1024 77.8, 75.2, of 32768 x 2048 84.5, 75.4, of 8192 x 5120 64.5, 52.0, of 4096
- * x 8192 44.3, 42.5, with a residual 75.2, 73.1. Rows were the best or within 2 % of it in the other cases of 1024 to 8192
- * columns, and where statistics alone are wanted (LayerNorm of 4096 x 8192 21.6, two blocks of rings 31.4). Classes of 256,
- * 512 and 16384 have not been measured. */
+ * 32768 x 2048 68.6, 67.6, of 4096 x 5120 26.5, 24.2; LayerNorm of 65536 x 1024 74.7, 71.7, of 32768 x 2048 82.5, 71.1, of 16384
+ * x 4096 74.3, 71.7, of 8192 x 5120 58.0, 49.1, of 4096 x 8192 41.5, 39.4, with a residual 69.9, 68.5. Rows were the best or
+ * within 1 % of it in the other cases of 1024 to 8192 columns. Classes of 256, 512 and 16384 have not been measured. */
 constexpr norm_forward_form NORM_FORWARD_FORM[2][2][NORM_CLASS_COUNT] = {
-    {{ FORWARD_ROWS, FORWARD_ROWS, FORWARD_ROWS, FORWARD_ROWS, FORWARD_ROWS, FORWARD_RING,
+    {{ FORWARD_ROWS, FORWARD_ROWS, FORWARD_ROWS, FORWARD_ROWS_HELD, FORWARD_ROWS, FORWARD_RING,
         FORWARD_ROWS, FORWARD_ROWS },
      { FORWARD_ROWS, FORWARD_ROWS, FORWARD_ROWS, FORWARD_ROWS, FORWARD_ROWS, FORWARD_RING,
         FORWARD_ROWS, FORWARD_ROWS }     },
-    { { FORWARD_ROWS, FORWARD_ROWS, FORWARD_ROWS_MORE, FORWARD_RING, FORWARD_ROWS, FORWARD_RING,
-        FORWARD_RING_TWICE, FORWARD_ROWS },
+    { { FORWARD_ROWS, FORWARD_ROWS, FORWARD_ROWS_MORE, FORWARD_ROWS_HELD, FORWARD_ROWS_HELD,
+        FORWARD_RING_PAIRS, FORWARD_ROWS_HELD, FORWARD_ROWS },
      { FORWARD_ROWS, FORWARD_ROWS, FORWARD_ROWS_MORE, FORWARD_RING, FORWARD_ROWS, FORWARD_RING,
         FORWARD_ROWS_MORE, FORWARD_ROWS }},
 };
 
+/* Of statistics alone, which are nobody's but their caller's: [with a mean]. LayerNorm of 16384 x 4096 takes 33.7 us by a warp for
+ * each row, 41.6 by rows. */
+constexpr norm_forward_form NORM_STATISTICS_FORM[2][NORM_CLASS_COUNT] = {
+    {FORWARD_ROWS,  FORWARD_ROWS, FORWARD_ROWS, FORWARD_ROWS, FORWARD_ROWS,       FORWARD_ROWS,
+     FORWARD_ROWS, FORWARD_ROWS},
+    { FORWARD_ROWS, FORWARD_ROWS, FORWARD_ROWS, FORWARD_ROWS, FORWARD_ROWS_ALONE, FORWARD_ROWS,
+     FORWARD_ROWS, FORWARD_ROWS},
+};
+
 /* Measured on one H200, us by rows and by a ring, without and with a mean or dbeta: 131072 x 256 62.5, 58.9; 66, 60; 131072 x
- * 512 118, 115; 124, 117; 65536 x 1024 127, 111; 138, 110; 32768 x 2048 130, 106; 138, 104; 16384 x 4096 130, 103; 139, 107;
- * 8192 x 5120 107, 73; 118, 74; 4096 x 8192 76.8, 59.3; 86.9, 64. Rows of 16384 columns have no other form. */
+ * 512 118, 115; 124, 117; 65536 x 1024 121, 104; 128, 103; 32768 x 2048 125, 103; 134, 103; 16384 x 4096 122, 100; 131, 105;
+ * 8192 x 5120 with a mean 114, 69; 4096 x 8192 73, 55; 83, 60. Rows of 16384 columns have no other form. */
 constexpr norm_backward_form NORM_BACKWARD_FORM[NORM_CLASS_COUNT] = {
     BACKWARD_RING, BACKWARD_RING, BACKWARD_RING, BACKWARD_RING,
     BACKWARD_RING, BACKWARD_RING, BACKWARD_RING, BACKWARD_ROWS
@@ -108,12 +116,11 @@ struct norm_kernel {
 /* ---- forward ---- */
 
 template <unsigned Lanes, unsigned Groups, bool Layer, unsigned Hold = 4,
-          unsigned Blocks = 1024 / norm_team<Lanes>::threads, bool Early = false,
-          bool Streamed = false>
+          unsigned Blocks = 1024 / norm_team<Lanes>::threads, bool Early = false>
 constexpr norm_kernel forward_rows()
 {
     return { uint64_t{ 8 } * Lanes * Groups,
-             norm_forward_rows<Lanes, Groups, Layer, Hold, Blocks, Early, Streamed>,
+             norm_forward_rows<Lanes, Groups, Layer, Hold, Blocks, Early>,
              norm_team<Lanes>::threads,
              norm_team<Lanes>::count * Hold / Groups,
              0,
@@ -153,70 +160,90 @@ template <unsigned Columns, bool Layer> constexpr norm_kernel choose_forward_row
         return forward_rows<512, 4, Layer>();
 }
 
-#ifdef LK_COMPUTE_VARIANTS
-template <norm_forward_form Form, unsigned Columns, bool Layer>
-constexpr norm_kernel try_forward_rows()
+template <unsigned Columns, bool Layer> constexpr norm_kernel choose_forward_held()
 {
-    constexpr bool held = Form == FORWARD_ROWS_HELD, alone = Form == FORWARD_ROWS_ALONE;
-    constexpr bool streamed = Form == FORWARD_ROWS_STREAMED;
-
-    if constexpr (held && Columns == 1024)
+    if constexpr (Columns == 1024)
         return forward_rows<32, 4, Layer, 8, 3>();
-    else if constexpr (held && Columns == 2048)
+    else if constexpr (Columns == 2048)
         return forward_rows<128, 2, Layer, 8, 5>();
-    else if constexpr (held && Columns == 4096)
+    else if constexpr (Columns == 4096)
         return forward_rows<128, 4, Layer, 8, 5>();
-    else if constexpr (held && Columns == 6144)
+    else if constexpr (Columns == 6144)
         return forward_rows<256, 3, Layer, 6, 3>();
-    else if constexpr (held && Columns == 8192)
+    else if constexpr (Columns == 8192)
         return forward_rows<256, 4, Layer, 8, 3>();
-    else if constexpr (alone && Columns == 1024)
-        return forward_rows<32, 4, Layer, 12, 2>();
-    else if constexpr (alone && Columns == 2048)
-        return forward_rows<32, 8, Layer, 8, 3>();
-    else if constexpr (alone && Columns == 4096)
-        return forward_rows<32, 16, Layer, 16, 2>();
-    else if constexpr (alone && Columns == 6144)
-        return forward_rows<128, 6, Layer, 6, 5>();
-    else if constexpr (alone && Columns == 8192)
-        return forward_rows<128, 8, Layer, 8, 5>();
-    else if constexpr (streamed && Columns == 1024)
-        return forward_rows<32, 4, Layer, 4, 4, false, true>();
-    else if constexpr (streamed && Columns == 2048)
-        return forward_rows<256, 1, Layer, 4, 4, false, true>();
-    else if constexpr (streamed && Columns == 4096)
-        return forward_rows<256, 2, Layer, 4, 4, false, true>();
-    else if constexpr (streamed && Columns == 8192)
-        return forward_rows<256, 4, Layer, 4, 4, false, true>();
     else
         return choose_forward_rows<Columns, Layer>();
 }
 
-template <norm_forward_form Form, unsigned Columns, bool Layer, bool Residual>
-constexpr norm_kernel try_forward_ring()
+template <unsigned Columns, bool Layer> constexpr norm_kernel choose_forward_alone()
 {
-    constexpr bool threads = Form == FORWARD_RING_THREADS;
+    if constexpr (Columns == 2048)
+        return forward_rows<32, 8, Layer, 8, 3>();
+    else if constexpr (Columns == 4096)
+        return forward_rows<32, 16, Layer, 16, 2>();
+    else
+        return choose_forward_rows<Columns, Layer>();
+}
 
-    if constexpr (Columns == 1024 && threads)
-        return forward_ring<norm_ring<128, 8, 1, 1, 4>, 1, Layer, Residual>();
-    else if constexpr (Columns == 1024)
+template <unsigned Columns, bool Layer, bool Residual> constexpr norm_kernel choose_forward_pairs()
+{
+    if constexpr (Columns == 1024)
         return forward_ring<norm_ring<32, 16, 4, 1, 2>, 1, Layer, Residual>();
-    else if constexpr (Columns == 2048 && threads)
-        return forward_ring<norm_ring<256, 4, 1, 1, 4>, 1, Layer, Residual>();
     else if constexpr (Columns == 2048)
         return forward_ring<norm_ring<128, 4, 2, 2, 2>, 1, Layer, Residual>();
-    else if constexpr (Columns == 4096 && threads)
-        return forward_ring<norm_ring<512, 2, 1, 1, 4>, 1, Layer, Residual>();
     else if constexpr (Columns == 4096)
         return forward_ring<norm_ring<256, 2, 2, 2, 2>, 1, Layer, Residual>();
-    else if constexpr (Columns == 6144 && threads)
-        return forward_ring<norm_ring<768, 1, 1, 1, 4>, 1, Layer, Residual>();
     else if constexpr (Columns == 6144)
         return forward_ring<norm_ring<256, 2, 3, 2, 2>, 1, Layer, Residual>();
-    else if constexpr (Columns == 8192 && threads)
-        return forward_ring<norm_ring<1024, 1, 1, 1, 4>, 1, Layer, Residual>();
     else if constexpr (Columns == 8192)
         return forward_ring<norm_ring<512, 1, 2, 2, 2>, 1, Layer, Residual>();
+    else
+        return choose_forward_rows<Columns, Layer>();
+}
+
+#ifdef LK_COMPUTE_VARIANTS
+template <norm_forward_form Form, unsigned Columns, bool Layer>
+constexpr norm_kernel try_forward_rows()
+{
+    constexpr bool narrow = Form == FORWARD_ROWS_NARROW;
+
+    if constexpr (narrow && Columns == 1024)
+        return forward_rows<64, 2, Layer, 8, 10>();
+    else if constexpr (narrow && Columns == 2048)
+        return forward_rows<64, 4, Layer, 8, 10>();
+    else if constexpr (narrow && Columns == 4096)
+        return forward_rows<64, 8, Layer, 8, 10>();
+    else if constexpr (narrow && Columns == 6144)
+        return forward_rows<128, 6, Layer, 6, 6>();
+    else if constexpr (narrow && Columns == 8192)
+        return forward_rows<128, 8, Layer, 8, 6>();
+    else if constexpr (Columns == 1024)
+        return forward_rows<128, 1, Layer, 8, 5>();
+    else if constexpr (Columns == 2048)
+        return forward_rows<128, 2, Layer, 8, 6>();
+    else if constexpr (Columns == 4096)
+        return forward_rows<128, 4, Layer, 8, 6>();
+    else if constexpr (Columns == 6144)
+        return forward_rows<256, 3, Layer, 12, 2>();
+    else if constexpr (Columns == 8192)
+        return forward_rows<256, 4, Layer, 16, 2>();
+    else
+        return choose_forward_rows<Columns, Layer>();
+}
+
+template <unsigned Columns, bool Layer, bool Residual> constexpr norm_kernel try_forward_fours()
+{
+    if constexpr (Columns == 1024 && !Residual)
+        return forward_ring<norm_ring<64, 8, 2, 4, 2>, 1, Layer, Residual>();
+    else if constexpr (Columns == 2048 && !Residual)
+        return forward_ring<norm_ring<128, 4, 2, 4, 2>, 1, Layer, Residual>();
+    else if constexpr (Columns == 4096 && !Residual)
+        return forward_ring<norm_ring<256, 2, 2, 4, 2>, 1, Layer, Residual>();
+    else if constexpr (Columns == 6144 && !Residual)
+        return forward_ring<norm_ring<256, 2, 3, 3, 2>, 1, Layer, Residual>();
+    else if constexpr (Columns == 8192 && !Residual)
+        return forward_ring<norm_ring<512, 1, 2, 4, 2>, 1, Layer, Residual>();
     else
         return choose_forward_rows<Columns, Layer>();
 }
@@ -226,15 +253,21 @@ template <norm_forward_form Form, unsigned Columns, bool Layer, bool Residual>
 constexpr norm_kernel choose_forward()
 {
 #ifdef LK_COMPUTE_VARIANTS
-    if constexpr (Form >= FORWARD_RING_SHORT)
-        return try_forward_ring<Form, Columns, Layer, Residual>();
-    else if constexpr (Form >= FORWARD_ROWS_HELD)
+    if constexpr (Form == FORWARD_RING_FOURS)
+        return try_forward_fours<Columns, Layer, Residual>();
+    else if constexpr (Form > FORWARD_RING_PAIRS)
         return try_forward_rows<Form, Columns, Layer>();
 #endif
     constexpr bool ring = Form == FORWARD_RING, twice = Form == FORWARD_RING_TWICE;
     constexpr bool more = Form == FORWARD_ROWS_MORE, wide = Form == FORWARD_ROWS_WIDE;
 
-    if constexpr (ring && Columns == 1024)
+    if constexpr (Form == FORWARD_ROWS_HELD)
+        return choose_forward_held<Columns, Layer>();
+    else if constexpr (Form == FORWARD_ROWS_ALONE)
+        return choose_forward_alone<Columns, Layer>();
+    else if constexpr (Form == FORWARD_RING_PAIRS)
+        return choose_forward_pairs<Columns, Layer, Residual>();
+    else if constexpr (ring && Columns == 1024)
         return forward_ring<norm_ring<32, 16, 4, 1, Residual ? 3 : 5>, 1, Layer, Residual>();
     else if constexpr (ring && Columns == 2048)
         return forward_ring<norm_ring<128, 4, 2, 1, 6>, 1, Layer, Residual>();
@@ -316,8 +349,9 @@ template <unsigned Columns, bool Full> constexpr norm_kernel choose_backward_row
         return backward_rows<512, 4, Full>();
 }
 
-/* A ring's shape. Twice as many stages as most have were no better or up to 4 % worse, and more read at a time is what leaves
- * the writes behind. Where barriers come often rows are written late: 3 to 6 %. */
+/* A ring's shape. Little under way is best: more read at a time leaves the writes behind. On one H200 three stages instead of
+ * six took 7 % less of RMSNorm of 65536 x 1024 and 32768 x 2048, two instead of three 3 % of 4096 x 8192. Where barriers come
+ * often rows are written late: 3 to 6 %. */
 template <unsigned Columns, bool Full, bool Again = false>
 constexpr norm_kernel choose_backward_ring()
 {
@@ -326,21 +360,23 @@ constexpr norm_kernel choose_backward_ring()
     else if constexpr (Columns == 512)
         return backward_ring<norm_ring<32, 16, 2, 1, 6>, Full, false, Again>();
     else if constexpr (Columns == 1024 && Full)
-        return backward_ring<norm_ring<32, 12, 4, 1, 4, true>, Full, false, Again>();
+        return backward_ring<norm_ring<64, 8, 2, 1, 3>, Full, false, Again>();
     else if constexpr (Columns == 1024)
-        return backward_ring<norm_ring<128, 4, 1, 2, 6, true>, Full, false, Again>();
+        return backward_ring<norm_ring<128, 4, 1, 2, 3, true>, Full, false, Again>();
     else if constexpr (Columns == 2048 && Full)
-        return backward_ring<norm_ring<128, 4, 2, 1, 3>, Full, false, Again>();
+        return backward_ring<norm_ring<128, 4, 2, 1, 2>, Full, false, Again>();
     else if constexpr (Columns == 2048)
-        return backward_ring<norm_ring<256, 2, 1, 2, 6, true>, Full, false, Again>();
+        return backward_ring<norm_ring<256, 2, 1, 2, 3, true>, Full, false, Again>();
     else if constexpr (Columns == 4096 && Full)
         return backward_ring<norm_ring<256, 2, 2, 1, 3>, Full, false, Again>();
     else if constexpr (Columns == 4096)
         return backward_ring<norm_ring<512, 1, 1, 2, 3>, Full, false, Again>();
     else if constexpr (Columns == 6144)
-        return backward_ring<norm_ring<256, 2, 3, 1, 4>, Full, false, Again>();
+        return backward_ring<norm_ring<256, 2, 3, 1, 2>, Full, false, Again>();
+    else if constexpr (Columns == 8192 && Full)
+        return backward_ring<norm_ring<512, 1, 2, 2, 2>, Full, false, Again>();
     else if constexpr (Columns == 8192)
-        return backward_ring<norm_ring<512, 1, 2, 1, 3>, Full, false, Again>();
+        return backward_ring<norm_ring<512, 1, 2, 1, 2>, Full, false, Again>();
     else
         return choose_backward_rows<Columns, Full>();
 }
@@ -370,86 +406,105 @@ constexpr norm_kernel choose_backward_residual()
 }
 
 #ifdef LK_COMPUTE_VARIANTS
-template <bool Late, unsigned Columns, bool Full> constexpr norm_kernel try_threads()
+template <unsigned Columns, bool Full> constexpr norm_kernel try_pairs()
 {
-    if constexpr (Columns == 1024)
-        return backward_ring<norm_ring<128, 8, 1, 1, 4, Late>, Full, false>();
+    if constexpr (Columns == 256)
+        return backward_ring<norm_ring<32, 16, 1, 4, 2>, Full, false>();
+    else if constexpr (Columns == 512)
+        return backward_ring<norm_ring<32, 16, 2, 2, 2>, Full, false>();
+    else if constexpr (Columns == 1024)
+        return backward_ring<norm_ring<64, 8, 2, 2, 2>, Full, false>();
     else if constexpr (Columns == 2048)
-        return backward_ring<norm_ring<256, 4, 1, 1, 4, Late>, Full, false>();
+        return backward_ring<norm_ring<128, 4, 2, 2, 2>, Full, false>();
     else if constexpr (Columns == 4096)
-        return backward_ring<norm_ring<512, 2, 1, 1, 4, Late>, Full, false>();
-    else if constexpr (Columns == 6144)
-        return backward_ring<norm_ring<768, 1, 1, 1, 4, Late>, Full, false>();
+        return backward_ring<norm_ring<256, 2, 2, 2, 2>, Full, false>();
     else if constexpr (Columns == 8192)
-        return backward_ring<norm_ring<1024, 1, 1, 1, 4, Late>, Full, false>();
-    else
-        return choose_backward_ring<Columns, Full>();
-}
-
-template <unsigned Columns, bool Full> constexpr norm_kernel try_more_rows()
-{
-    if constexpr (Columns == 1024)
-        return backward_ring<norm_ring<128, 4, 1, 4, 2>, Full, false>();
-    else if constexpr (Columns == 2048)
-        return backward_ring<norm_ring<256, 2, 1, 4, 2>, Full, false>();
-    else if constexpr (Columns == 4096)
-        return backward_ring<norm_ring<512, 1, 1, 4, 2>, Full, false>();
-    else if constexpr (Columns == 8192)
-        return backward_ring<norm_ring<512, 1, 2, 2, 2>, Full, false>();
+        return backward_ring<norm_ring<512, 1, 2, 3, 2>, Full, false>();
     else
         return choose_backward_ring<Columns, Full>();
 }
 
 template <unsigned Columns, bool Full> constexpr norm_kernel try_other_teams()
 {
-    if constexpr (Columns == 1024)
-        return backward_ring<norm_ring<64, 8, 2, 1, 3>, Full, false>();
+    if constexpr (Columns == 512)
+        return backward_ring<norm_ring<64, 8, 1, 2, 3>, Full, false>();
+    else if constexpr (Columns == 1024)
+        return backward_ring<norm_ring<64, Full ? 6 : 8, 2, 1, 3>, Full, false>();
     else if constexpr (Columns == 2048)
-        return backward_ring<norm_ring<128, 5, 2, 1, 3>, Full, false>();
+        return backward_ring<norm_ring<128, Full ? 3 : 4, 2, 1, 3>, Full, false>();
     else if constexpr (Columns == 4096)
-        return backward_ring<norm_ring<256, 3, 2, 1, 2>, Full, false>();
+        return backward_ring<norm_ring<256, 2, 2, 1, Full ? 4 : 3>, Full, false>();
     else if constexpr (Columns == 6144)
-        return backward_ring<norm_ring<384, 2, 2, 1, 2>, Full, false>();
+        return backward_ring<norm_ring<384, 1, 2, 2, 2>, Full, false>();
     else if constexpr (Columns == 8192)
-        return backward_ring<norm_ring<256, 2, 4, 1, 3>, Full, false>();
+        return backward_ring<norm_ring<256, 2, 4, 1, 2>, Full, false>();
     else
         return choose_backward_ring<Columns, Full>();
 }
 
-template <unsigned Columns, bool Full> constexpr norm_kernel try_short()
+template <unsigned Columns, bool Full, bool Residual> constexpr norm_kernel try_short()
+{
+    if constexpr (Columns == 256)
+        return backward_ring<norm_ring<32, 16, 1, 2, 3>, Full, Residual>();
+    else if constexpr (Columns == 512)
+        return backward_ring<norm_ring<32, 16, 2, 1, 3>, Full, Residual>();
+    else if constexpr (Columns == 1024 && Residual)
+        return backward_ring<norm_ring<64, 8, 2, 1, 3>, Full, Residual>();
+    else if constexpr (Columns == 1024 && Full)
+        return backward_ring<norm_ring<64, 8, 2, 1, 2>, Full, Residual>();
+    else if constexpr (Columns == 1024)
+        return backward_ring<norm_ring<128, 4, 1, 2, 2, true>, Full, Residual>();
+    else if constexpr (Columns == 2048 && !Full && !Residual)
+        return backward_ring<norm_ring<256, 2, 1, 2, 2, true>, Full, Residual>();
+    else if constexpr (Columns == 2048)
+        return backward_ring<norm_ring<128, 4, 2, 1, 2>, Full, Residual>();
+    else if constexpr (Columns == 4096 && Full)
+        return backward_ring<norm_ring<256, 2, 2, 1, 2>, Full, Residual>();
+    else if constexpr (Columns == 4096)
+        return backward_ring<norm_ring<512, 1, 1, 2, 2>, Full, Residual>();
+    else if constexpr (Columns == 8192)
+        return backward_ring<norm_ring<512, 1, 2, 1, Residual || Full ? 2 : 3>, Full, Residual>();
+    else if constexpr (Residual)
+        return choose_backward_residual<Columns, Full>();
+    else
+        return choose_backward_ring<Columns, Full>();
+}
+
+template <unsigned Columns, bool Full> constexpr norm_kernel try_late()
 {
     if constexpr (Columns == 1024 && Full)
-        return backward_ring<norm_ring<32, 12, 4, 1, 3, true>, Full, false>();
+        return backward_ring<norm_ring<64, 8, 2, 1, 3, true>, Full, false>();
     else if constexpr (Columns == 1024)
-        return backward_ring<norm_ring<128, 4, 1, 2, 3, true>, Full, false>();
+        return backward_ring<norm_ring<128, 4, 1, 2, 3>, Full, false>();
     else if constexpr (Columns == 2048 && Full)
-        return backward_ring<norm_ring<128, 4, 2, 1, 2>, Full, false>();
+        return backward_ring<norm_ring<128, 4, 2, 1, 3, true>, Full, false>();
     else if constexpr (Columns == 2048)
-        return backward_ring<norm_ring<256, 2, 1, 2, 3, true>, Full, false>();
+        return backward_ring<norm_ring<256, 2, 1, 2, 3>, Full, false>();
     else if constexpr (Columns == 4096 && Full)
-        return backward_ring<norm_ring<256, 2, 2, 1, 2>, Full, false>();
+        return backward_ring<norm_ring<256, 2, 2, 1, 3, true>, Full, false>();
     else if constexpr (Columns == 4096)
-        return backward_ring<norm_ring<512, 1, 1, 2, 2>, Full, false>();
+        return backward_ring<norm_ring<512, 1, 1, 2, 3, true>, Full, false>();
     else if constexpr (Columns == 6144)
-        return backward_ring<norm_ring<256, 2, 3, 1, 2>, Full, false>();
+        return backward_ring<norm_ring<256, 2, 3, 1, 3, true>, Full, false>();
     else if constexpr (Columns == 8192)
-        return backward_ring<norm_ring<512, 1, 2, 1, 2>, Full, false>();
+        return backward_ring<norm_ring<512, 1, 2, 1, 3, true>, Full, false>();
     else
         return choose_backward_ring<Columns, Full>();
 }
 
-template <norm_backward_form Form, unsigned Columns, bool Full> constexpr norm_kernel try_backward()
+template <norm_backward_form Form, unsigned Columns, bool Full, bool Residual>
+constexpr norm_kernel try_backward()
 {
-    if constexpr (Form == BACKWARD_THREADS)
-        return try_threads<false, Columns, Full>();
-    else if constexpr (Form == BACKWARD_THREADS_LATE)
-        return try_threads<true, Columns, Full>();
-    else if constexpr (Form == BACKWARD_MORE_ROWS)
-        return try_more_rows<Columns, Full>();
+    if constexpr (Residual)
+        return try_short<Columns, Full, true>();
+    else if constexpr (Form == BACKWARD_PAIRS)
+        return try_pairs<Columns, Full>();
     else if constexpr (Form == BACKWARD_OTHER_TEAMS)
         return try_other_teams<Columns, Full>();
+    else if constexpr (Form == BACKWARD_SHORT)
+        return try_short<Columns, Full, false>();
     else
-        return try_short<Columns, Full>();
+        return try_late<Columns, Full>();
 }
 #endif
 
@@ -457,8 +512,8 @@ template <norm_backward_form Form, unsigned Columns, bool Full, bool Residual>
 constexpr norm_kernel choose_backward()
 {
 #ifdef LK_COMPUTE_VARIANTS
-    if constexpr (Form > BACKWARD_RING && !Residual)
-        return try_backward<Form, Columns, Full>();
+    if constexpr (Form > BACKWARD_RING)
+        return try_backward<Form, Columns, Full, Residual>();
 #endif
     if constexpr (Form == BACKWARD_ROWS)
         return choose_backward_rows<Columns, Full>();

@@ -229,8 +229,6 @@ __global__ void __launch_bounds__(Shape::threads, Blocks)
     unsigned phase = 0;
 
     wait_for_the_last();
-    if (launch.next_early)
-        let_the_next_begin();
 #pragma unroll
     for (unsigned s = 0; s < Shape::Stages; s++)
         ring_begin_forward<Shape, Matrices>(launch, first + s * step, lane, ring, s);

@@ -39,13 +39,17 @@ __device__ __forceinline__ void team_sum(float (&parts)[N][norm_team<Lanes>::war
 #pragma unroll
     for (unsigned i = 0; i < N; i++) {
         values[i] = 0;
+        if constexpr (norm_team<Lanes>::warps == 2)
+            values[i] = parts[i][0] + parts[i][1];
+        else
 #pragma unroll
-        for (unsigned w = 0; w < norm_team<Lanes>::warps; w += 4) {
-            float4 four = *reinterpret_cast<const float4 *>(
-                &parts[i][w % norm_team<Lanes>::warps]); /* the remainder: for one warp's sake */
+            for (unsigned w = 0; w < norm_team<Lanes>::warps; w += 4) {
+                float4 four = *reinterpret_cast<const float4 *>(
+                    &parts[i]
+                          [w % norm_team<Lanes>::warps]); /* the remainder: for one warp's sake */
 
-            values[i] += (four.x + four.y) + (four.z + four.w);
-        }
+                values[i] += (four.x + four.y) + (four.z + four.w);
+            }
     }
 }
 
@@ -147,7 +151,7 @@ __device__ __forceinline__ float row_squares(const lk_wide16 (&s)[Groups], uint6
     return total[0] + total[1];
 }
 
-template <unsigned Lanes, bool Layer, bool Streamed, unsigned Groups, unsigned Rows>
+template <unsigned Lanes, bool Layer, unsigned Groups, unsigned Rows>
 __device__ __forceinline__ void apply_rows(const lk_norm_launch &launch, uint64_t first,
                                            unsigned lane, const lk_wide16 (&s)[Rows][Groups],
                                            const float (&mean)[Rows], const float (&rstd)[Rows])
@@ -174,12 +178,8 @@ __device__ __forceinline__ void apply_rows(const lk_norm_launch &launch, uint64_
 
                 x[i] = fmaf(away * rstd[r], gamma[i], beta[i]);
             }
-            uint16_t *y = norm_find_row(&launch, first + r).y;
-
-            if (Streamed)
-                __stcs(reinterpret_cast<uint4 *>(y + at), pack_group(x));
-            else
-                store_group(y, at, norm.columns, LK_WHOLE, pack_group(x));
+            store_group(norm_find_row(&launch, first + r).y, at, norm.columns, LK_WHOLE,
+                        pack_group(x));
         }
     }
 }
@@ -207,8 +207,7 @@ __device__ __forceinline__ void touch_weights(const lk_norm &norm, const void *w
 
 /* Rows * Groups is Hold; so many blocks find room on a multiprocessor. */
 template <unsigned Lanes, unsigned Groups, bool Layer, unsigned Hold = 4,
-          unsigned Blocks = 1024 / norm_team<Lanes>::threads, bool Early = false,
-          bool Streamed = false>
+          unsigned Blocks = 1024 / norm_team<Lanes>::threads, bool Early = false>
 __global__ void __launch_bounds__(norm_team<Lanes>::threads, Blocks)
     norm_forward_rows(const __grid_constant__ lk_norm_launch launch)
 {
@@ -222,8 +221,6 @@ __global__ void __launch_bounds__(norm_team<Lanes>::threads, Blocks)
     lk_wide16 s[Rows][Groups];
 
     wait_for_the_last();
-    if (launch.next_early)
-        let_the_next_begin();
     if (first >= launch.norm.rows)
         return; /* a warp whose block has rows; a block always has some */
     load_sums<Lanes>(launch, first, lane, s);
@@ -261,7 +258,7 @@ __global__ void __launch_bounds__(norm_team<Lanes>::threads, Blocks)
                                 columns, LK_WHOLE, s[r][v]);
     }
     if (launch.forward.y)
-        apply_rows<Lanes, Layer, Streamed>(launch, first, lane, s, mean, total);
+        apply_rows<Lanes, Layer>(launch, first, lane, s, mean, total);
 }
 
 /* ---- backward ---- */

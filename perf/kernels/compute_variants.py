@@ -64,23 +64,27 @@ def list_cases(c, b):
         for kind in both:
             yield norm_backward(kind, rows, columns)
             yield norm_forward(kind, rows, columns)
-    yield permute(8192, 2048, 8, 128)
-    yield permute(16384, 4096, 2, 8)
+    for columns in (2048, 4096, 5120):
+        for kind in both:
+            yield norm_backward(kind, 8192, columns)
+            yield norm_forward(kind, 8192, columns)
     for rows, columns in ((2048, 1024), (512, 2048), (512, 4096)):  # few rows
         for kind in both:
             yield norm_forward(kind, rows, columns)
             yield norm_backward(kind, rows, columns)
-    for columns in (2048, 4096):
-        yield norm_backward(layer, 8192, columns)
-        yield norm_forward(layer, 8192, columns)
-    yield norm_forward(layer, 8192, 5120)
-    yield norm_backward(layer, 8192, 5120)
-    yield norm_forward(rms, 4096, 5120)
-    yield norm_forward(layer, 16384, 4096, statistics_only=True)
-    yield permute(8192, 2048, 8, 128, capacity=True)
-    yield norm_forward(layer, 4096, 8192, residual=True)
+    for rows, columns in large:
+        yield norm_forward(layer, rows, columns, statistics_only=True)
+        yield norm_forward(layer, rows, columns, residual=True)
+        for kind in both:
+            yield norm_backward(kind, rows, columns, residual=True)
+    for columns in (256, 512):
+        for kind in both:
+            yield norm_backward(kind, 131072, columns)
+    yield norm_forward(rms, 32768, 2048, residual=True)
     yield norm_forward(rms, 16384, 4096, residual=True)
-    yield norm_backward(rms, 16384, 4096, residual=True)
+    yield permute(8192, 2048, 8, 128)
+    yield permute(16384, 4096, 2, 8)
+    yield permute(8192, 2048, 8, 128, capacity=True)
     yield combine(16384, 4096, 2, 8)
     yield combine(8192, 2048, 8, 128)
     yield "adamw", (), lambda: c.Adamw(b, c.torch.float32)
