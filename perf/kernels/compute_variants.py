@@ -106,6 +106,10 @@ class Forms:
             return run
         return [bind(call) for call in self.calls]
 
+    def without_columns(self, s):
+        """A backward that makes neither dgamma nor dbeta."""
+        return self.case.make(self.bench, argparse.Namespace(**dict(vars(s), dgamma=None, dbeta=None)))
+
     def check(self, form):
         """Whether the form's results are right, those of the first set."""
         s = self.sets[0]
@@ -135,6 +139,8 @@ class Forms:
         for name, function in self.case.rivals(self.bench).items():
             if self.case.op == "moe permute":
                 out["torch, " + name] = ([lambda t=t, function=function: function(t) for t in self.sets], self.case.bytes)
+        if self.case.op.endswith("norm backward"):
+            out["product, dx alone"] = ([self.without_columns(t) for t in self.sets], self.case.bytes)
         for name, (function, size) in self.case.limits(self.bench).items():
             out["limit: " + name] = ([lambda t=t, function=function: function(t) for t in self.sets], size)
         return out
