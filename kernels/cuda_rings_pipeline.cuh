@@ -133,7 +133,10 @@ __device__ __forceinline__ void hand_over_end(Pipeline *p, uint32_t made, bool w
  * when they have stored what they read, so no load is under way any more. It is a count, so only the last of several that a
  * unit gets at once may be written: jobs of one unit have one Words.unit(job). A word says that all stores of the job are
  * there for the other rank: where nothing was stored it needs no fence either, and does not wait for one. A job without
- * packs is the last one of its role. */
+ * packs is the last one of its role.
+ *
+ * Where a role has few jobs in all, they wait for each other for a while, so that one fence serves them: the second fence of
+ * a CTA that has two would come after the first. */
 template <uint32_t Roles, class Pipeline, class Words, uint32_t JobsAFence> struct publishing_warp {
     static constexpr uint32_t depth = Pipeline::depth;
     static constexpr uint32_t patience = 16; /* rests, for jobs that one fence could serve, too */
@@ -144,6 +147,7 @@ template <uint32_t Roles, class Pipeline, class Words, uint32_t JobsAFence> stru
     uint32_t role;      /* this lane's, as the next one; Roles: none */
     uint32_t published; /* jobs */
     uint32_t waited;
+    uint32_t few; /* jobs of role 0 in all, if they are to share a fence; or 0. All lanes' */
     bool over;
     bool cut; /* the call was cut short */
 
@@ -151,7 +155,7 @@ template <uint32_t Roles, class Pipeline, class Words, uint32_t JobsAFence> stru
 
     __device__ __forceinline__ publishing_warp(Words *w, Pipeline *all)
         : words(w), pipelines(all), lane(threadIdx.x % 32), role(lane / depth), published(0),
-          waited(0), over(role >= Roles), cut(false)
+          waited(0), few(0), over(role >= Roles), cut(false)
     {
     }
     /* The role has no jobs. */
@@ -163,12 +167,15 @@ template <uint32_t Roles, class Pipeline, class Words, uint32_t JobsAFence> stru
     {
         over = over || role != which;
     }
-    /* Fewer have been done than one fence is to serve, and none of them is the last. */
-    __device__ __forceinline__ bool too_early(bool has, bool end)
+    /* Fewer have been done than one fence is to serve, and none of them is the last. done: how many jobs of this lane's role
+     * could be published. */
+    __device__ __forceinline__ bool too_early(bool has, bool end, uint32_t done)
     {
-        uint32_t need = __popc(__ballot_sync(ALL_LANES, has && !end && words->fenced(role)));
+        uint32_t ready = __popc(__ballot_sync(ALL_LANES, has && !end && words->fenced(role)));
+        bool enough = few ? __shfl_sync(ALL_LANES, published + done, 0) >= few
+                          : ready >= JobsAFence;
 
-        if (!need || need >= JobsAFence || __any_sync(ALL_LANES, end) || waited == patience) {
+        if (!ready || enough || __any_sync(ALL_LANES, end) || waited == patience) {
             waited = 0;
             return false;
         }
@@ -199,7 +206,7 @@ template <uint32_t Roles, class Pipeline, class Words, uint32_t JobsAFence> stru
 
         if (!__any_sync(ALL_LANES, has))
             return false;
-        if (JobsAFence > 1 && too_early(has && j->wrote, has && !j->packs))
+        if ((JobsAFence > 1 || few) && too_early(has && j->wrote, has && !j->packs, n))
             return false;
         if (has) {
             end = !j->packs;
