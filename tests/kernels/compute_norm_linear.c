@@ -306,7 +306,7 @@ static void results_of_shape_do_not_depend_on_what_was_saved(const struct comput
                                                              struct lk_blas *blas,
                                                              const struct shape *shape)
 {
-    for (unsigned int traits = 0; traits < ACCUMULATE; traits++) {
+    for (unsigned int traits = 0; traits<ACCUMULATE; traits += shape->rows> 1000 ? 3 : 1) {
         uint64_t state = 173;
         struct block_case first = make_case(t, shape, traits, &state);
         struct lk_norm_linear_backward b = backward_of(&first);

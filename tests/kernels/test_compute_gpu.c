@@ -411,16 +411,16 @@ static void more_than_2_31_elements_are_updated(const struct compute_target *t)
 
 /* ---- norms of many rows ---- */
 
+/* More rows than the blocks that stay take in some rounds, and not a whole number of rounds; by SOME_ROWS at a time other
+ * kernels serve. */
 struct many_case {
     const struct compute_target *t;
-    uint64_t columns;
+    uint64_t columns, rows;
     bool layer, residual;
+    uint16_t *x, *other;
 };
 
-/* More rows than the blocks that stay take in some rounds, and not a whole number of rounds; by some rows at a time other
- * kernels serve. */
 enum {
-    MANY_ROWS = 9001,
     SOME_ROWS = 65
 };
 
@@ -477,25 +477,23 @@ static void values_are_near(const uint16_t *got, const uint16_t *want, uint64_t 
 static void many_rows_are_as_some(void *arg)
 {
     const struct many_case *c = arg;
-    const uint64_t count = MANY_ROWS * c->columns;
-    struct many_memory m = { .x = random_bf16(c->t, count, 11),
-                             .residual = random_bf16(c->t, count, 13),
+    const uint64_t count = c->rows * c->columns;
+    struct many_memory m = { .x = c->x,
+                             .residual = c->other,
                              .sum = device_alloc(count * 2),
                              .y = device_alloc(count * 2),
-                             .mean = device_alloc((size_t)MANY_ROWS * 4),
-                             .rstd = device_alloc((size_t)MANY_ROWS * 4) };
+                             .mean = device_alloc(c->rows * 4),
+                             .rstd = device_alloc(c->rows * 4) };
     struct many_memory other = m;
 
     other.sum = device_alloc(count * 2);
     other.y = device_alloc(count * 2);
-    forward_rows(c, &m, 0, MANY_ROWS);
-    for (uint64_t at = 0; at < MANY_ROWS; at += SOME_ROWS)
-        forward_rows(c, &other, at, MANY_ROWS - at < SOME_ROWS ? MANY_ROWS - at : SOME_ROWS);
+    forward_rows(c, &m, 0, c->rows);
+    for (uint64_t at = 0; at < c->rows; at += SOME_ROWS)
+        forward_rows(c, &other, at, c->rows - at < SOME_ROWS ? c->rows - at : SOME_ROWS);
     values_are_near(m.y, other.y, count);
     if (c->residual)
         values_are_near(m.sum, other.sum, count);
-    device_release(m.x);
-    device_release(m.residual);
     device_release(m.sum);
     device_release(m.y);
     device_release(m.mean);
@@ -506,16 +504,32 @@ static void many_rows_are_as_some(void *arg)
 
 static void check_many_rows(const struct compute_target *t)
 {
-    static const uint64_t columns[] = { 1024, 2048, 5120, 8192 };
+    static const uint64_t shapes[][2] = {
+        {9001,  1024},
+        { 2601, 2048},
+        { 2601, 4096},
+        { 2601, 5120},
+        { 1201, 8192},
+    };
 
-    for (size_t i = 0; !t->small && i < sizeof(columns) / sizeof(*columns); i++)
+    for (size_t i = 0; !t->small && i < sizeof(shapes) / sizeof(*shapes); i++) {
+        const uint64_t rows = shapes[i][0], columns = shapes[i][1];
+        struct many_case c = { .t = t,
+                               .columns = columns,
+                               .rows = rows,
+                               .x = random_bf16(t, rows * columns, 11),
+                               .other = random_bf16(t, rows * columns, 13) };
+
         for (int way = 0; way < 4; way++) {
-            struct many_case c = { t, columns[i], way & 1, way & 2 };
-
-            run_case(many_rows_are_as_some, &c, "%s of %d x %llu%s",
-                     c.layer ? "LayerNorm" : "RMSNorm", MANY_ROWS, (unsigned long long)c.columns,
-                     c.residual ? ", with a residual" : "");
+            c.layer = way & 1;
+            c.residual = way & 2;
+            run_case(many_rows_are_as_some, &c, "%s of %llu x %llu%s",
+                     c.layer ? "LayerNorm" : "RMSNorm", (unsigned long long)rows,
+                     (unsigned long long)columns, c.residual ? ", with a residual" : "");
         }
+        device_release(c.x);
+        device_release(c.other);
+    }
 }
 
 /* ---- parts ---- */
