@@ -523,7 +523,7 @@ static int add_up_shard(const struct batch *batch)
     int err = comm->reducer->backend->lk_sum_shards(
         batch->second, ranks_of(batch), shard, shard,
         batch->packed + rank * shard * wire_size(batch), LK_BF16, NULL,
-        lc_rounding_of(comm->reducer, &rng), &rng, stream_of(batch));
+        lc_rounding_of(comm->reducer, &rng) == LK_STOCHASTIC ? &rng : NULL, stream_of(batch));
 
     return err ? err : lc_rounding_drawn(comm->reducer, shard, stream_of(batch));
 }
@@ -540,8 +540,7 @@ static int add_up(const struct batch *batch)
     for (size_t i = 0; !err && i < batch->n; i++)
         err = backend->lk_sum_shards(from + batch->parts[i].offset * wire_size(batch),
                                      ranks_of(batch), batch->length, batch->parts[i].count,
-                                     batch->parts[i].recv, LK_FP32, NULL, LK_NEAREST, NULL,
-                                     stream_of(batch));
+                                     batch->parts[i].recv, LK_FP32, NULL, NULL, stream_of(batch));
     return err;
 }
 

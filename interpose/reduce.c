@@ -549,12 +549,13 @@ static int sum_shard(const struct cast *cast, const char *parts, uint64_t at, ui
 
     if (!cast->residual)
         return rounded(cast,
-                       cast->backend->lk_sum_shards(parts, cast->ranks, shard, shard, own, LK_BF16,
-                                                    NULL, cast->rounding, &cast->rng, op->stream),
+                       cast->backend->lk_sum_shards(
+                           parts, cast->ranks, shard, shard, own, LK_BF16, NULL,
+                           cast->rounding == LK_STOCHASTIC ? &cast->rng : NULL, op->stream),
                        shard);
     owed = cast->residual + padded(op->count) + at / cast->most * shard_of(cast, cast->most);
-    err = cast->backend->lk_sum_shards(parts, cast->ranks, shard, count, sums, LK_FP32, NULL,
-                                       LK_NEAREST, NULL, op->stream);
+    err = cast->backend->lk_sum_shards(parts, cast->ranks, shard, count, sums, LK_FP32, NULL, NULL,
+                                       op->stream);
     if (!err)
         err = cast->backend->lk_cast_feedback(sums, count, own, owed, NULL, cast->rounding,
                                               &cast->rng, op->stream);
@@ -597,7 +598,7 @@ static ncclResult_t accurate_pair(const struct cast *cast, uint64_t at, uint64_t
     if (result != ncclSuccess)
         return result;
     err = cast->backend->lk_sum_shards(wire, 2, slot, n, (float *)op->recv + at, LK_FP32, NULL,
-                                       LK_NEAREST, NULL, op->stream);
+                                       NULL, op->stream);
     return err ? failed(cast, err) : ncclSuccess;
 }
 
@@ -639,7 +640,7 @@ static ncclResult_t reduce_scatter_piece(const struct cast *cast, uint64_t at, u
         return result;
     err = cast->accurate
               ? cast->backend->lk_sum_shards(second, cast->ranks, n, n, (float *)op->recv + at,
-                                             LK_FP32, NULL, LK_NEAREST, NULL, op->stream)
+                                             LK_FP32, NULL, NULL, op->stream)
               : unpack(cast, second, at, n);
     return err ? failed(cast, err) : ncclSuccess;
 }

@@ -249,8 +249,9 @@ static int check_sum(const struct lk_sum *sum)
 
 LK_API int lk_sum_shards(const void *shards, size_t n, uint64_t stride, uint64_t count, void *out,
                          enum lk_type out_type, const struct lk_scale *scale,
-                         enum lk_rounding rounding, const struct lk_rng *rng, void *stream)
+                         const struct lk_rng *rng, void *stream)
 {
+    enum lk_rounding rounding = rng && out_type == LK_BF16 ? LK_STOCHASTIC : LK_NEAREST;
     struct lk_sum sum = {
         .shards = shards,
         .out = out,
@@ -261,7 +262,7 @@ LK_API int lk_sum_shards(const void *shards, size_t n, uint64_t stride, uint64_t
         .scale_type = scale ? (uint16_t)scale->type : LK_FP32,
         .out_type = (uint16_t)out_type,
         .n = (uint32_t)n,
-        .rounding = out_type == LK_BF16 ? rounding : LK_NEAREST,
+        .rounding = rounding,
     };
     int err;
 

@@ -125,12 +125,13 @@ int lk_unpack(const struct lk_tensor *tensors, size_t n, const void *packed, enu
               void *stream);
 
 /* out[i] = scale * (shards[i] + shards[stride + i] + shards[2 * stride + i] ...): n bf16 shards added in fp32 in this
- * order, rounded once if out_type is LK_BF16, out[i] as the wire's element i; LK_FP32 is not rounded. n >= 1, stride >= count unless
+ * order, rounded once if out_type is LK_BF16: to nearest (rng NULL), or stochastically, where out[i] draws as the wire's
+ * element i does; LK_FP32 is not rounded. n >= 1, stride >= count unless
  * n is 1. A NaN result is 0x7fff (bf16) or 0x7fffffff. `out` may be one of the shards exactly (bf16 only); any other
  * overlap with the shards' range, gaps included, is -EINVAL. scale may be NULL (1). */
 int lk_sum_shards(const void *shards, size_t n, uint64_t stride, uint64_t count, void *out,
-                  enum lk_type out_type, const struct lk_scale *scale, enum lk_rounding rounding,
-                  const struct lk_rng *rng, void *stream);
+                  enum lk_type out_type, const struct lk_scale *scale, const struct lk_rng *rng,
+                  void *stream);
 
 /* *word += by, modulo 2^64, in stream order: an lk_rng's device_offset that runs on, also from replay to replay of a graph. word
  * is aligned to 8 bytes. */

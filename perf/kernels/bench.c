@@ -140,7 +140,7 @@ static void run_case(const struct bench_case *c)
     case SUM_BF16:
     case SUM_FP32:
         must(lk_sum_shards(bench.shards, c->n, c->count, c->count, bench.dst,
-                           c->op == SUM_FP32 ? LK_FP32 : LK_BF16, NULL, LK_NEAREST, NULL, stream),
+                           c->op == SUM_FP32 ? LK_FP32 : LK_BF16, NULL, NULL, stream),
              c->what);
         return;
     }

@@ -277,7 +277,7 @@ FOUND(lk_cast_pack, cudaErrorLaunchFailure, (const struct lk_tensor *tensors, si
 FOUND(lk_cast_unpack, cudaErrorLaunchFailure, (const struct lk_tensor *tensors, size_t n, const void *packed, void *stream), (tensors, n, packed, stream))
 FOUND(lk_pack, cudaErrorLaunchFailure, (const struct lk_tensor *tensors, size_t n, void *packed, enum lk_type type, void *stream), (tensors, n, packed, type, stream))
 FOUND(lk_unpack, cudaErrorLaunchFailure, (const struct lk_tensor *tensors, size_t n, const void *packed, enum lk_type type, void *stream), (tensors, n, packed, type, stream))
-FOUND(lk_sum_shards, cudaErrorLaunchFailure, (const void *shards, size_t n, uint64_t stride, uint64_t count, void *out, enum lk_type out_type, const struct lk_scale *scale, enum lk_rounding rounding, const struct lk_rng *rng, void *stream), (shards, n, stride, count, out, out_type, scale, rounding, rng, stream))
+FOUND(lk_sum_shards, cudaErrorLaunchFailure, (const void *shards, size_t n, uint64_t stride, uint64_t count, void *out, enum lk_type out_type, const struct lk_scale *scale, const struct lk_rng *rng, void *stream), (shards, n, stride, count, out, out_type, scale, rng, stream))
 FOUND(lk_cast_feedback, cudaErrorLaunchFailure, (const float *in, uint64_t count, void *packed, float *residual, const struct lk_scale *scale, enum lk_rounding rounding, const struct lk_rng *rng, void *stream), (in, count, packed, residual, scale, rounding, rng, stream))
 FOUND(lk_count_up, cudaErrorLaunchFailure, (uint64_t *word, uint64_t by, void *stream), (word, by, stream))
 FOUND(lk_compare, cudaErrorLaunchFailure, (const void *got, const void *want, uint64_t count, enum lk_type type, void *work, struct lk_difference *out, void *stream), (got, want, count, type, work, out, stream))

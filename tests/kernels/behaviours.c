@@ -509,7 +509,8 @@ static void check_sum(const struct target *t, const struct buffer *in, const str
     const unsigned char *near = out->near + ((unsigned char *)result - out->far);
 
     CHECK(t->lib.lk_sum_shards(in->far, c->n, c->stride, c->count, result, c->type,
-                               c->scale == 1 ? NULL : &scale, c->rounding, &c->rng, NULL) == 0);
+                               c->scale == 1 ? NULL : &scale,
+                               c->rounding == LK_STOCHASTIC ? &c->rng : NULL, NULL) == 0);
     download(out);
     for (size_t i = 0; i < c->count; i++)
         check_sum_element(c, (uint16_t *)in->near, i, load_bits(near + i * bytes, bytes));
@@ -565,8 +566,8 @@ static void a_sum_may_replace_one_of_its_shards(const struct target *t)
         for (size_t i = 0; i < in.bytes / 2; i++)
             ((uint16_t *)in.near)[i] = (uint16_t)(0x3f00 + ref_next(&state) % 256);
         upload(&in);
-        CHECK(t->lib.lk_sum_shards(in.far, 5, 3000, 3000, in.far + r * 6000, LK_BF16, NULL,
-                                   LK_NEAREST, NULL, NULL) == 0);
+        CHECK(t->lib.lk_sum_shards(in.far, 5, 3000, 3000, in.far + r * 6000, LK_BF16, NULL, NULL,
+                                   NULL) == 0);
         t->get(got, in.far, in.bytes);
         for (size_t i = 0; i < in.bytes / 2; i++)
             CHECK(got[i] == (i / 3000 == r ? ref_nearest(sum_reference((uint16_t *)in.near, &c,
@@ -752,6 +753,37 @@ static void a_count_runs_on(const struct target *t)
     drop(&word);
 }
 
+#define REFUSED(call) CHECK((call) == -EINVAL)
+
+static void bad_sums_and_feedback_are_refused(const struct target *t)
+{
+    struct buffer apart = make_buffer(t, 4096);
+    struct buffer packed = make_buffer(t, 4096);
+    struct lk_rng odd = { .device_offset = (const uint64_t *)(apart.far + 4) };
+
+    REFUSED(t->lib.lk_sum_shards(packed.far, 2, 10, 10, apart.far, LK_BF16, NULL, &odd, NULL));
+    REFUSED(t->lib.lk_sum_shards(packed.far, 0, 10, 10, apart.far, LK_BF16, NULL, NULL, NULL));
+    REFUSED(t->lib.lk_sum_shards(packed.far, 2, 9, 10, apart.far, LK_BF16, NULL, NULL, NULL));
+    REFUSED(t->lib.lk_sum_shards(packed.far, 2, 10, 10, packed.far + 2, LK_BF16, NULL, NULL, NULL));
+    REFUSED(t->lib.lk_sum_shards(packed.far, 2, 10, 10, packed.far, LK_FP32, NULL, NULL, NULL));
+    REFUSED(t->lib.lk_sum_shards(packed.far, 2, 10, 10, apart.far, LK_FP16, NULL, NULL, NULL));
+    REFUSED(t->lib.lk_sum_shards(packed.far, 3, UINT64_MAX / 2, 10, apart.far, LK_BF16, NULL, NULL,
+                                 NULL));
+    CHECK(t->lib.lk_cast_feedback((float *)apart.far, 10, packed.far, (float *)apart.far, NULL,
+                                  LK_NEAREST, NULL, NULL) == -EINVAL);
+    CHECK(t->lib.lk_cast_feedback((float *)apart.far, 10, packed.far, (float *)(packed.far + 16),
+                                  NULL, LK_NEAREST, NULL, NULL) == -EINVAL);
+    CHECK(t->lib.lk_cast_feedback((float *)(apart.far + 2), 10, packed.far,
+                                  (float *)(packed.far + 64), NULL, LK_NEAREST, NULL,
+                                  NULL) == -EINVAL);
+    CHECK(t->lib.lk_cast_feedback((float *)apart.far, 10, packed.far, (float *)(packed.far + 64),
+                                  NULL, LK_STOCHASTIC, NULL, NULL) == -EINVAL);
+    CHECK(t->lib.lk_count_up((uint64_t *)(apart.far + 4), 1, NULL) == -EINVAL);
+    CHECK(t->lib.lk_count_up(NULL, 1, NULL) == -EINVAL);
+    drop(&apart);
+    drop(&packed);
+}
+
 static void bad_arguments_are_refused(const struct target *t)
 {
     struct buffer apart = make_buffer(t, 4096);
@@ -765,7 +797,6 @@ static void bad_arguments_are_refused(const struct target *t)
     struct lk_scale scale = { 1, (enum lk_type)9, apart.far };
     struct lk_rng rng = { 0 };
 
-#define REFUSED(call) CHECK((call) == -EINVAL)
     REFUSED(t->lib.lk_cast_pack(&odd, 1, packed.far, NULL, LK_NEAREST, NULL, NULL));
     REFUSED(t->lib.lk_cast_pack(&good, 1, packed.far + 1, NULL, LK_NEAREST, NULL, NULL));
     REFUSED(t->lib.lk_cast_pack(&huge, 1, packed.far, NULL, LK_NEAREST, NULL, NULL));
@@ -780,39 +811,12 @@ static void bad_arguments_are_refused(const struct target *t)
     REFUSED(t->lib.lk_cast_unpack(both, 2, packed.far, NULL));
     REFUSED(t->lib.lk_unpack(&good, 1, packed.far + 2, LK_FP32, NULL));
     REFUSED(t->lib.lk_pack(&good, 1, packed.far, (enum lk_type)3, NULL));
-    REFUSED(t->lib.lk_sum_shards(packed.far, 2, 10, 10, apart.far, LK_BF16, NULL, LK_STOCHASTIC,
-                                 NULL, NULL));
-    REFUSED(t->lib.lk_sum_shards(packed.far, 0, 10, 10, apart.far, LK_BF16, NULL, LK_NEAREST, NULL,
-                                 NULL));
-    REFUSED(t->lib.lk_sum_shards(packed.far, 2, 9, 10, apart.far, LK_BF16, NULL, LK_NEAREST, NULL,
-                                 NULL));
-    REFUSED(t->lib.lk_sum_shards(packed.far, 2, 10, 10, packed.far + 2, LK_BF16, NULL, LK_NEAREST,
-                                 NULL, NULL));
-    REFUSED(t->lib.lk_sum_shards(packed.far, 2, 10, 10, packed.far, LK_FP32, NULL, LK_NEAREST, NULL,
-                                 NULL));
-    REFUSED(t->lib.lk_sum_shards(packed.far, 2, 10, 10, apart.far, LK_FP16, NULL, LK_NEAREST, NULL,
-                                 NULL));
-    REFUSED(t->lib.lk_sum_shards(packed.far, 3, UINT64_MAX / 2, 10, apart.far, LK_BF16, NULL,
-                                 LK_NEAREST, NULL, NULL));
-#undef REFUSED
     CHECK(t->lib.lk_cast_pack(NULL, 0, NULL, NULL, LK_NEAREST, NULL, NULL) == 0);
-    CHECK(t->lib.lk_cast_feedback((float *)apart.far, 10, packed.far, (float *)apart.far, NULL,
-                                  LK_NEAREST, NULL, NULL) == -EINVAL);
-    CHECK(t->lib.lk_cast_feedback((float *)apart.far, 10, packed.far, (float *)(packed.far + 16),
-                                  NULL, LK_NEAREST, NULL, NULL) == -EINVAL);
-    CHECK(t->lib.lk_cast_feedback((float *)(apart.far + 2), 10, packed.far,
-                                  (float *)(packed.far + 64), NULL, LK_NEAREST, NULL,
-                                  NULL) == -EINVAL);
-    CHECK(t->lib.lk_cast_feedback((float *)apart.far, 10, packed.far, (float *)(packed.far + 64),
-                                  NULL, LK_STOCHASTIC, NULL, NULL) == -EINVAL);
-    CHECK(t->lib.lk_count_up((uint64_t *)(apart.far + 4), 1, NULL) == -EINVAL);
-    CHECK(t->lib.lk_count_up(NULL, 1, NULL) == -EINVAL);
     CHECK(t->lib.lk_compare(apart.far, packed.far, 1, (enum lk_type)3, apart.far, (void *)apart.far,
                             NULL) == -EINVAL);
     CHECK(t->lib.lk_compare(apart.far, packed.far + 2, 1, LK_FP32, apart.far, (void *)apart.far,
                             NULL) == -EINVAL);
-    CHECK(t->lib.lk_sum_shards(packed.far, 2, 0, 0, apart.far, LK_BF16, NULL, LK_NEAREST, NULL,
-                               NULL) == 0);
+    CHECK(t->lib.lk_sum_shards(packed.far, 2, 0, 0, apart.far, LK_BF16, NULL, NULL, NULL) == 0);
     CHECK(t->lib.lk_error_text(-EINVAL)[0] && t->lib.lk_error_text(0)[0]);
     drop(&apart);
     drop(&packed);
@@ -833,5 +837,6 @@ void check_behaviours(const struct target *t)
     what_rounding_loses_is_sent_later(t);
     residuals_of_anything_do_no_harm(t);
     a_count_runs_on(t);
+    bad_sums_and_feedback_are_refused(t);
     bad_arguments_are_refused(t);
 }

@@ -452,10 +452,12 @@ static float sum_up(const struct summing *s, uint32_t tensor, uint64_t element)
 
     for (uint32_t r = 0; r < c->shape.ranks; r++) {
         const struct rings_rank *rank = &s->data->ranks[r];
-        const uint8_t *p = rank->in + (uintptr_t)rank->list[tensor].in +
-                           element * element_bytes(c->type);
-        float value = multiply(get(c->type, p), c->pre);
+        const uint8_t *p;
+        float value;
 
+        CHECK(rank->list);
+        p = rank->in + (uintptr_t)rank->list[tensor].in + element * element_bytes(c->type);
+        value = multiply(get(c->type, p), c->pre);
         if (r != s->owner)
             value = feed_to(c, value, &rank->rng, s->index, owed_by(s, r));
         sum = r ? sum + value : value;
@@ -600,7 +602,7 @@ void rings_compare_residual(const struct rings_data *data, uint32_t rank, const 
     char text[400];
 
     for (size_t i = 0; i < data->residual_bytes / sizeof(float); i++) {
-        if (memcmp(&got[i], &owed[i], sizeof(float)) == 0)
+        if (float_bits(got[i]) == float_bits(owed[i]))
             continue;
         rings_describe(data->c, text, sizeof(text));
         fprintf(stderr, "%s\nrank %u: residual %zu of %zu is %g instead of %g\n", text, rank, i,

@@ -85,14 +85,14 @@ static void work_runs_when_the_stream_says_so(const struct target *t)
     CHECK(bytes_read == 32 && bytes_written == 12); /* two runs of (12 + 4) and 6 */
     queue.release(queue.arg);
     queue.waiting = 0;
-    CHECK(t->lib.lk_sum_shards(out, 3, 1, 1, values, LK_FP32, NULL, LK_NEAREST, NULL, NULL) == 0);
+    CHECK(t->lib.lk_sum_shards(out, 3, 1, 1, values, LK_FP32, NULL, NULL, NULL) == 0);
     CHECK(queue.waiting);
     queue.run(queue.arg);
     queue.release(queue.arg);
     queue.waiting = 0;
     CHECK(values[0] == 2 + 4 + 6);
     queue.fail = -5;
-    CHECK(t->lib.lk_sum_shards(out, 3, 1, 1, values, LK_FP32, NULL, LK_NEAREST, NULL, NULL) == -5);
+    CHECK(t->lib.lk_sum_shards(out, 3, 1, 1, values, LK_FP32, NULL, NULL, NULL) == -5);
     set_ops(NULL);
 }
 
