@@ -558,6 +558,54 @@ static void threads_look_on_before_they_sleep(void)
     pair_close(&pair);
 }
 
+/* Whoever wakes lanes guesses by this word, which others change meanwhile: here all the time. */
+static void *confuse(void *arg)
+{
+    for (unsigned i = 0; !atomic_load((atomic_bool *)arg); i++) {
+        for (int j = 0; j < engine.n_movers; j++)
+            atomic_store_explicit(&engine.movers[j].doing, (int)(i % 3), memory_order_relaxed);
+    }
+    return NULL;
+}
+
+static void check_order(const struct conn *conn)
+{
+    int order[LC_TCP_LANES];
+    unsigned seen = 0;
+    int n = conn_order_lanes(conn, order);
+
+    CHECK(n == conn->n_lanes - 1);
+    for (int i = 0; i < n; i++)
+        seen |= 1u << order[i];
+    CHECK(seen == (1u << conn->n_lanes) - 2);
+}
+
+/* A lane that is left out may be the only one, and its message the last. */
+static void every_lane_is_woken_whatever_threads_seem_to_do(void)
+{
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+    struct lc_deadline enough = lc_deadline_in_ms(1000);
+    struct pair pair = pair_open(ctx, 0);
+    struct conn *conn = (struct conn *)pair.send;
+    atomic_bool over = false;
+    pthread_t other;
+
+    while (sockets_of(pair.send) < conn->n_lanes) {
+        CHECK(!lc_deadline_passed(end));
+        sched_yield();
+    }
+    CHECK(pthread_create(&other, NULL, confuse, &over) == 0);
+    while (!lc_deadline_passed(enough)) {
+        conn_lock(conn);
+        for (int i = 0; i < 1000; i++)
+            check_order(conn);
+        conn_unlock(conn);
+    }
+    atomic_store(&over, true);
+    CHECK(pthread_join(other, NULL) == 0);
+    pair_close(&pair);
+}
+
 /* Together they are shorter than a piece, so that lane 0 would take all. */
 static void the_pool_takes_middle_messages_when_there_are_several(void)
 {
@@ -880,6 +928,8 @@ int main(int argc, char **argv)
     what_stays_in_the_machine_is_not_paced();
     if (engine.sockets > 1)
         threads_look_on_before_they_sleep();
+    if (engine.sockets > 1)
+        every_lane_is_woken_whatever_threads_seem_to_do();
     if (!engine.relieves && engine.sockets > 1 && piece == 524288)
         few_threads_and_nccls_share_a_message();
     /* With two sockets beside the first, and pieces of which two can be made (small ones are never cut). */

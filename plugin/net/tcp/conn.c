@@ -290,24 +290,38 @@ static uint64_t bytes_for_pool(const struct conn *conn)
     return left + (shared > most ? shared - most : 0);
 }
 
-/* Wakes idle lanes of the pool, one for each piece, those first whose threads see it soonest. What gives a full one room brings
- * this about again. */
+/* Threads go on while this looks at what they do, which is read once: no lane may be left out, for it may be the only one. */
+int conn_order_lanes(const struct conn *conn, int out[LC_TCP_LANES])
+{
+    enum doing doing[LC_TCP_LANES];
+    int n = 0;
+
+    for (int i = 1; i < conn->n_lanes; i++)
+        doing[i] = conn->lanes[i].up ? pool_doing(&conn->lanes[i]) : MOVES;
+    for (enum doing turn = LOOKS; turn <= MOVES; turn++) {
+        for (int i = 1; i < conn->n_lanes; i++) {
+            if (doing[i] == turn)
+                out[n++] = i;
+        }
+    }
+    return n;
+}
+
+/* Wakes idle lanes of the pool, one for each piece. What gives a full one room brings this about again. */
 static void spread(struct conn *conn)
 {
+    int order[LC_TCP_LANES];
     uint64_t bytes;
     uint64_t piece;
 
     conn_lock(conn);
     bytes = bytes_for_pool(conn);
     piece = bytes ? piece_length(conn) : 0;
-    for (enum doing doing = LOOKS; doing <= MOVES && bytes; doing++) {
-        for (int i = 1; i < conn->n_lanes && bytes; i++) {
-            struct lane *lane = &conn->lanes[i];
+    for (int i = 0, n = bytes ? conn_order_lanes(conn, order) : 0; i < n && bytes; i++) {
+        struct lane *lane = &conn->lanes[order[i]];
 
-            if (lane->up && lane->idle && pool_doing(lane) == doing && has_room(lane) &&
-                conn_wake_lane(lane))
-                bytes -= bytes < piece ? bytes : piece;
-        }
+        if (has_room(lane) && conn_wake_lane(lane))
+            bytes -= bytes < piece ? bytes : piece;
     }
     conn_unlock_unchanged(conn);
 }

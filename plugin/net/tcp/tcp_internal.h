@@ -399,6 +399,9 @@ void conn_fail_locked(struct conn *conn, int code, const char *text);
 void conn_close(struct conn *conn);
 void conn_wake_lanes(struct conn *conn, const struct lane *except);
 bool conn_wake_lane(struct lane *lane); /* with conn->lock held; false: it needs no waking */
+/* The lanes of the pool, each once, those first whose threads see soonest that they are woken; their number. With conn->lock
+ * held. */
+int conn_order_lanes(const struct conn *conn, int out[LC_TCP_LANES]);
 int conn_settle(struct lane *lane, uint64_t count); /* with conn->lock held */
 int conn_acked(struct conn *conn, uint64_t acked);  /* with conn->lock held */
 int conn_take_control(struct lane *lane, const struct lc_tcp_frame *f, const unsigned char *body);
