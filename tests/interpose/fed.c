@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Sums of many all-reduces with bf16 on the wire, LOONGCOMM_ALLREDUCE_WIRE=bf16-accurate: with error feedback they stay
- * near the true ones, without it they drift away. argv: ranks, a word, or none: "rings" and "rings-group"
+ * near the true ones, without it they drift away. argv: ranks, a word, or none: "rings", "rings-group" and "rings-scatter"
  * (LOONGCOMM_PEER=force), which have it, too, or "without", "no-room" and "group", which have none. */
 #include "tests/interpose/said.h"
 #include "tests/rig/test_nccl.h"
@@ -16,7 +16,7 @@
 #define FAR   0.1
 
 static struct meeting *meeting;
-static bool without, group, stochastic;
+static bool without, group, scatter, stochastic;
 static double near = NEAR;
 
 struct job {
@@ -54,10 +54,26 @@ static void all_reduce_part(const struct job *job, const float *send, size_t at,
                        job->stream));
 }
 
+/* As an all-reduce. What is left of equal parts is too small to be rounded. */
+static void reduce_scatter(const struct job *job, const float *send, size_t count)
+{
+    size_t part = count / (size_t)job->n, all = part * (size_t)job->n;
+    float *own = job->recv + (size_t)job->rank * part;
+
+    NCCL(ncclReduceScatter(send, own, part, ncclFloat32, ncclSum, job->comm, job->stream));
+    NCCL(ncclAllGather(own, job->recv, part, ncclFloat32, job->comm, job->stream));
+    if (all < count)
+        all_reduce_part(job, send, all, count - all);
+}
+
 static void all_reduce(const struct job *job, const float *send, size_t count)
 {
     size_t part = COUNT / PARTS + 7;
 
+    if (scatter) {
+        reduce_scatter(job, send, count);
+        return;
+    }
     if (!group) {
         all_reduce_part(job, send, 0, count);
         return;
@@ -204,6 +220,7 @@ int main(int argc, char **argv)
     without = strcmp(word, "without") == 0 || strcmp(word, "no-room") == 0 ||
               strcmp(word, "group") == 0;
     group = strcmp(word, "group") == 0 || strcmp(word, "rings-group") == 0;
+    scatter = strcmp(word, "rings-scatter") == 0;
     stochastic = rounding && strcmp(rounding, "stochastic") == 0;
     if (stochastic)
         near = 3 * NEAR; /* they may owe several roundings */
