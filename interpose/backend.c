@@ -92,6 +92,24 @@ struct work_call {
 };
 static struct work_call rig_call; /* written before the backend is published */
 
+/* Guards the writing of rig_call, and is held at a fork, whose child then has that or does it again; the rig only. */
+static pthread_mutex_t rig_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void hold_rig(void)
+{
+    (void)pthread_mutex_lock(&rig_lock);
+}
+
+static void release_rig(void)
+{
+    (void)pthread_mutex_unlock(&rig_lock);
+}
+
+static void watch_forks(void)
+{
+    (void)pthread_atfork(hold_rig, release_rig, release_rig);
+}
+
 /* struct lcrig_work of the rig, which is no part of the product. */
 struct rig_work {
     const char *name;
@@ -114,18 +132,18 @@ static bool bind_rig(void *kernels, void *rig)
     __typeof__(lk_host_set_ops) *set_ops = dlsym(kernels, "lk_host_set_ops");
     struct lk_host_ops ops = { .enqueue = rig_enqueue,
                                .buffer_use = dlsym(rig, "lcrig_buffer_use") };
-
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards rig_call; the rig only */
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     struct work_call call = { .enqueue = dlsym(rig, "lcrig_enqueue") };
 
     if (!set_ops || !call.enqueue)
         return false;
-    pthread_mutex_lock(&lock);
+    (void)pthread_once(&once, watch_forks);
+    hold_rig();
     if (!rig_call.enqueue) { /* else another thread was first, and work may be running */
         rig_call = call;
         set_ops(&ops);
     }
-    pthread_mutex_unlock(&lock);
+    release_rig();
     return true;
 }
 

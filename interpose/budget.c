@@ -7,13 +7,37 @@
 
 #define DEVICES 64
 
-/* Guards the lists, and `kept` of their members. Nothing else is called under it. */
+/* Guards the lists, and `kept` of their members. Nothing else is called under it. A fork waits for it: its child has whole
+ * lists and a free lock. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct lc_share *members[DEVICES];
 
 /* Members of each device, and those that keep something. Written under the lock; relaxed elsewhere: a size of grids follows
  * from them, which may differ between calls. */
 static atomic_uint n_members[DEVICES], n_keepers[DEVICES];
+
+static void release(void)
+{
+    (void)pthread_mutex_unlock(&lock);
+}
+
+static void hold_at_fork(void)
+{
+    (void)pthread_mutex_lock(&lock);
+}
+
+static void watch_forks(void)
+{
+    (void)pthread_atfork(hold_at_fork, release, release);
+}
+
+static void hold(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+    (void)pthread_once(&once, watch_forks);
+    (void)pthread_mutex_lock(&lock);
+}
 
 static uint32_t kept_by(const struct lc_share *share)
 {
@@ -30,11 +54,11 @@ void lc_budget_join(struct lc_share *share, int device)
         return;
     share->device = (uint32_t)device % DEVICES;
     share->joined = true;
-    (void)pthread_mutex_lock(&lock);
+    hold();
     share->next = members[share->device];
     members[share->device] = share;
     atomic_fetch_add_explicit(&n_members[share->device], 1, memory_order_relaxed);
-    (void)pthread_mutex_unlock(&lock);
+    release();
 }
 
 /* Under the lock. */
@@ -48,9 +72,9 @@ static void forget(struct lc_share *share)
 
 void lc_budget_forget(struct lc_share *share)
 {
-    (void)pthread_mutex_lock(&lock);
+    hold();
     forget(share);
-    (void)pthread_mutex_unlock(&lock);
+    release();
 }
 
 void lc_budget_leave(struct lc_share *share)
@@ -60,13 +84,13 @@ void lc_budget_leave(struct lc_share *share)
     if (!share->joined)
         return;
     share->joined = false;
-    (void)pthread_mutex_lock(&lock);
+    hold();
     while (*at != share)
         at = &(*at)->next;
     *at = share->next;
     atomic_fetch_sub_explicit(&n_members[share->device], 1, memory_order_relaxed);
     forget(share);
-    (void)pthread_mutex_unlock(&lock);
+    release();
 }
 
 uint32_t lc_budget_members(const struct lc_share *share)
@@ -100,20 +124,20 @@ uint32_t lc_budget_part(const struct lc_share *share, uint32_t room)
 
     if (!atomic_load_explicit(&n_keepers[share->device], memory_order_relaxed))
         return room / (n ? n : 1);
-    (void)pthread_mutex_lock(&lock);
+    hold();
     part = equal_part(share, room);
     own = kept_by(share);
-    (void)pthread_mutex_unlock(&lock);
+    release();
     return part > own ? part : own;
 }
 
 void lc_budget_keep(struct lc_share *share, enum lc_grid grid, uint32_t ctas)
 {
-    (void)pthread_mutex_lock(&lock);
+    hold();
     if (share->joined && ctas > share->kept[grid]) {
         if (!kept_by(share))
             atomic_fetch_add_explicit(&n_keepers[share->device], 1, memory_order_relaxed);
         share->kept[grid] = ctas;
     }
-    (void)pthread_mutex_unlock(&lock);
+    release();
 }

@@ -8,6 +8,12 @@
 
 #include "tests/check.h"
 
+#include <pthread.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define FORKS 300
+
 /* What the only other rank says, by how often it has been listened to: -1, nothing yet. */
 static const int *says;
 static int listened, own_word;
@@ -322,6 +328,47 @@ static void a_failure_before_is_not_missed(void)
     CHECK(lc_peers_step(&peers) && !lc_peers_rings(&peers, 0) && own_word == 0);
 }
 
+static atomic_bool stop;
+
+static void *come_and_go(void *arg)
+{
+    static struct lc_share share;
+
+    (void)arg;
+    while (!atomic_load(&stop)) {
+        lc_budget_join(&share, 9);
+        lc_budget_keep(&share, LC_GRID_SUMS, 3);
+        lc_budget_leave(&share);
+    }
+    return NULL;
+}
+
+/* A fork may catch another thread under the lock. */
+static void child_of_a_fork_can_share_a_device(void)
+{
+    static struct lc_share own, late;
+    pthread_t thread;
+
+    lc_budget_join(&own, 9);
+    CHECK(pthread_create(&thread, NULL, come_and_go, NULL) == 0);
+    for (int i = 0; i < FORKS; i++) {
+        int status;
+        pid_t pid = fork();
+
+        CHECK(pid >= 0);
+        if (pid == 0) {
+            (void)alarm(20);
+            lc_budget_join(&late, 9);
+            lc_budget_leave(&own);
+            _exit(lc_budget_part(&late, 12) < 6); /* of at most two */
+        }
+        CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+    }
+    atomic_store(&stop, true);
+    CHECK(pthread_join(thread, NULL) == 0);
+    lc_budget_leave(&own);
+}
+
 int main(void)
 {
     goes_on_when_all_is_well();
@@ -330,6 +377,7 @@ int main(void)
     graphs_of_one_communicator_leave_room_for_others();
     graphs_and_other_grids_of_a_communicator_share_its_part();
     the_job_says_how_much_a_call_may_take();
+    child_of_a_fork_can_share_a_device();
     a_failure_between_two_looks_is_not_missed();
     a_failure_before_is_not_missed();
     what_failed_half_way_is_waited_for();
