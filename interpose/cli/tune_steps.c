@@ -3,7 +3,7 @@
  * What `loongcomm tune` tries, in the order of what it may gain. */
 #include "interpose/cli/tune.h"
 
-#include "kernels/rings.h"
+#include "interpose/policy.h"
 
 #define AR LC_PROFILE_ALL_REDUCE
 #define RS LC_PROFILE_REDUCE_SCATTER
@@ -120,16 +120,13 @@ const struct lc_tune_step lc_tune_steps[] = {
 const int lc_tune_n_steps = (int)(sizeof(lc_tune_steps) / sizeof(*lc_tune_steps));
 _Static_assert(sizeof(lc_tune_steps) / sizeof(*lc_tune_steps) <= LC_TUNE_STEPS, "room for each");
 
-/* One-shot kernels are for what fits their lines; above that they are two-shot ones under another name. The lines of all ranks
- * share what one call may have, in units of 64 KB (interpose/peers.c). */
+/* One-shot kernels are for what fits their lines; above that they are two-shot ones under another name. */
 #define ONE_SHOT_BYTES ((uint64_t)256 << 10)
 
 bool lc_tune_step_takes(const struct lc_tune_step *step, int ranks, uint64_t bytes)
 {
-    uint64_t lines = LK_LINES_MAX / (uint64_t)(ranks > 1 ? ranks - 1 : 1) >> 16 << 16;
-
     return step->kind != LC_TUNE_RINGS || step->way.algorithm != LC_PROFILE_ONE_SHOT ||
-           (bytes <= ONE_SHOT_BYTES && bytes <= (lines ? lines : 1 << 16));
+           (bytes <= ONE_SHOT_BYTES && bytes <= lc_policy_line_bytes((uint32_t)ranks));
 }
 
 bool lc_tune_step_is_turn(const struct lc_tune_step *step)
