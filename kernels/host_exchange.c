@@ -301,6 +301,7 @@ static void run_exchange(void *arg)
     struct exchange *job = arg;
 
     declare_use(&job->launch);
+    lk_use_units(&job->ring.rings, LK_EXCHANGE);
     lk_run_ctas(job, job->launch.head.ctas, run_worker);
 }
 

@@ -442,6 +442,13 @@ static void declare_use(const struct lk_job *job)
                     parts * head->packs * lk_pack_elements(head->wire) * sizeof(float), true);
 }
 
+void lk_use_units(const struct lk_rings *rings, uint32_t leg)
+{
+    size_t first = lk_sent_offset(&rings->shape, leg, 0, 0);
+
+    lk_host_use((uintptr_t)lk_word_at(rings->state, first), sizeof(uint64_t), true);
+}
+
 static void run_job(void *arg)
 {
     struct lk_job *job = arg;
@@ -457,6 +464,7 @@ static void run_job(void *arg)
     job->tiles = (granules + head->tile_granules - 1) / head->tile_granules;
     memset(job->channels, 0, head->rings.shape.channels * sizeof(*job->channels));
     declare_use(job);
+    lk_use_units(&head->rings, LK_SCATTER);
     lk_run_ctas(job, head->ctas, run_cta);
 }
 

@@ -64,6 +64,10 @@ void lk_span_store(const struct lk_cta *cta, struct lk_span span, const uint8_t 
 
 /* ---- host_rings.c ---- */
 
+/* Declares that the units of a leg are used: calls of a rank have to run one after another, those of exchanges beside those
+ * of reductions. Whoever checks buffers in use sees to it. */
+void lk_use_units(const struct lk_rings *rings, uint32_t leg);
+
 static inline uint64_t *lk_word_at(const void *base, size_t offset)
 {
     return (uint64_t *)((uintptr_t)base + offset);

@@ -14,6 +14,9 @@
 #define MOST \
     300000 /* bytes to each rank: more than all slots of a pair's channels at some shapes */
 
+/* More than the library keeps at a time, so that one takes the place of an earlier one. */
+#define CAPTURES 6
+
 static struct meeting *meeting;
 
 struct job {
@@ -174,6 +177,44 @@ static void behind_graphs(const struct job *job)
     CUDA(cudaGraphExecDestroy(exec));
     CUDA(cudaGraphDestroy(graph));
     CUDA(cudaStreamDestroy(other));
+}
+
+/* Calls on streams that nothing orders within a graph, but that they are of one communicator. */
+static void on_branches_of_a_graph(const struct job *job)
+{
+    struct job other = *job;
+    cudaEvent_t fork, join;
+    cudaGraphExec_t exec;
+    cudaGraph_t graph;
+
+    CUDA(cudaStreamCreateWithFlags(&other.stream, cudaStreamNonBlocking));
+    CUDA(cudaEventCreateWithFlags(&fork, cudaEventDisableTiming));
+    CUDA(cudaEventCreateWithFlags(&join, cudaEventDisableTiming));
+    other.recv = device_alloc((size_t)job->n * 70000 + 100);
+    fill(job, 70000, 0, 9200);
+    memset(other.recv, 0xa5, (size_t)job->n * 70000 + 64);
+    CUDA(cudaStreamBeginCapture(job->stream, cudaStreamCaptureModeThreadLocal));
+    CUDA(cudaEventRecord(fork, job->stream));
+    CUDA(cudaStreamWaitEvent(other.stream, fork, 0));
+    for (int i = 0; i < 3; i++) {
+        issue(job, 70000, 0, 0, false);
+        issue(&other, 70000, 0, 0, false);
+    }
+    CUDA(cudaEventRecord(join, other.stream));
+    CUDA(cudaStreamWaitEvent(job->stream, join, 0));
+    CUDA(cudaStreamEndCapture(job->stream, &graph));
+    CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    CUDA(cudaGraphLaunch(exec, job->stream));
+    CUDA(cudaGraphLaunch(exec, job->stream));
+    CUDA(cudaStreamSynchronize(job->stream));
+    check(job, 70000, 0, 9200);
+    check(&other, 70000, 0, 9200);
+    CUDA(cudaGraphExecDestroy(exec));
+    CUDA(cudaGraphDestroy(graph));
+    CUDA(cudaEventDestroy(fork));
+    CUDA(cudaEventDestroy(join));
+    CUDA(cudaStreamDestroy(other.stream));
+    CUDA(cudaFree(other.recv));
 }
 
 /* The one starts behind the other, whichever streams they are on. */
@@ -340,7 +381,9 @@ static int rank_main(int rank, int n, void *arg)
     until_agreed(&job);
     any_size_type_and_address(&job);
     in_graphs(&job);
-    behind_graphs(&job);
+    for (int i = 0; i < CAPTURES; i++)
+        behind_graphs(&job);
+    on_branches_of_a_graph(&job);
     on_streams_in_turn(&job);
     dead_rows_arrive_as_zeros(&job);
     NCCL(ncclCommDestroy(job.comm));

@@ -53,7 +53,7 @@ void rt_nodes_copy(struct rt_nodes *to, const struct rt_nodes *from)
     merge(to, from);
 }
 
-static bool nodes_contain(const struct rt_nodes *set, const struct rt_node *node)
+bool rt_nodes_contain(const struct rt_nodes *set, const struct rt_node *node)
 {
     for (size_t i = 0; i < set->count; i++) {
         if (set->list[i] == node)
@@ -91,7 +91,6 @@ static cudaError_t add_node(struct rt_stream *stream, struct rt_node *like)
 
     if (stream->capture->is_spoilt)
         return cudaErrorStreamCaptureInvalidated;
-    like->lane = stream->id;
     like->device = stream->device;
     node = rt_graph_add(stream->capture->graph, like, &stream->deps);
     stream->deps.count = 0;
@@ -242,6 +241,8 @@ cudaError_t cudaStreamBeginCaptureToGraph(cudaStream_t handle, cudaGraph_t graph
     err = find_beginner(handle, mode, &stream);
     if (!err)
         err = rt_graph_find(graph_handle, &graph);
+    if (!err && !rt_graph_has(graph, &set))
+        err = cudaErrorInvalidValue;
     if (!err)
         begin(stream, graph, &set, mode);
     rt_unlock();
@@ -256,7 +257,7 @@ static bool is_joined(const struct rt_capture *capture)
     for (size_t i = capture->first; i < nodes->count; i++) {
         const struct rt_node *node = nodes->list[i];
 
-        if (!node->is_awaited && !node->is_loose && !nodes_contain(&capture->origin->deps, node))
+        if (!node->is_awaited && !node->is_loose && !rt_nodes_contain(&capture->origin->deps, node))
             return false;
     }
     return true;
@@ -428,6 +429,8 @@ static cudaError_t update_deps_locked(cudaStream_t handle, const struct rt_nodes
         return cudaErrorIllegalState;
     if (stream->capture->is_spoilt)
         return cudaErrorStreamCaptureInvalidated;
+    if (!rt_graph_has(stream->capture->graph, nodes))
+        return cudaErrorInvalidValue;
     if (flags == cudaStreamSetCaptureDependencies) {
         for (size_t i = 0; i < stream->deps.count; i++)
             stream->deps.list[i]->is_loose = true;

@@ -53,6 +53,15 @@ cudaError_t rt_graph_find(cudaGraph_t handle, struct rt_graph **out)
     return cudaSuccess;
 }
 
+bool rt_graph_has(const struct rt_graph *graph, const struct rt_nodes *nodes)
+{
+    for (size_t i = 0; i < nodes->count; i++) {
+        if (!nodes->list || !rt_nodes_contain(&graph->nodes, nodes->list[i]))
+            return false;
+    }
+    return true;
+}
+
 struct rt_node *rt_graph_add(struct rt_graph *graph, const struct rt_node *like,
                              const struct rt_nodes *deps)
 {
@@ -112,7 +121,7 @@ static cudaError_t add_by_hand(cudaGraphNode_t *out, cudaGraph_t handle,
 
     like->is_loose = true;
     err = rt_graph_find(handle, &graph);
-    if (err || (count && !deps))
+    if (err || !rt_graph_has(graph, &set))
         return cudaErrorInvalidValue;
     *out = (cudaGraphNode_t)rt_graph_add(graph, like, &set);
     return cudaSuccess;

@@ -22,8 +22,6 @@ struct rt_node {
     struct rt_piece *piece; /* RT_NODE_WORK; owned */
     struct rt_event *event; /* RT_NODE_RECORD, RT_NODE_WAIT: external; owned */
     struct rt_nodes deps;
-    unsigned long long
-        lane; /* the captured stream's id: what one stream did is replayed by one stream */
     int device;
     size_t index;    /* in the graph */
     bool is_awaited; /* another node depends on it */
@@ -50,6 +48,8 @@ struct rt_graph {
 struct rt_graph *rt_graph_new(void);
 void rt_graph_free(struct rt_graph *graph);
 cudaError_t rt_graph_find(cudaGraph_t handle, struct rt_graph **out);
+/* All of them are nodes of it; they may be anything. */
+bool rt_graph_has(const struct rt_graph *graph, const struct rt_nodes *nodes);
 /* Copies deps; takes its own references of piece and event (either may be NULL). */
 struct rt_node *rt_graph_add(struct rt_graph *graph, const struct rt_node *like,
                              const struct rt_nodes *deps);

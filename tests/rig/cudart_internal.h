@@ -262,6 +262,7 @@ cudaError_t rt_capture_graph(struct rt_stream *stream, struct rt_graph **out);
 
 void rt_nodes_add(struct rt_nodes *set, struct rt_node *node);
 void rt_nodes_copy(struct rt_nodes *to, const struct rt_nodes *from);
+bool rt_nodes_contain(const struct rt_nodes *set, const struct rt_node *node);
 void rt_nodes_clear(struct rt_nodes *set);
 
 #endif

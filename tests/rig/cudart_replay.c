@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Executable graphs. What one captured stream did is a lane: an internal stream at replay, with marks for the edges
- * between lanes. Lane 0 is the stream that the graph is launched into. A lane keeps the order of capture, so it is at
- * least as ordered as the graph, and no cycle of waits can arise: every wait is for a node captured earlier.
+ * Executable graphs. A lane is a chain of nodes, each of which depends on the one before: an internal stream at replay, with
+ * marks for the edges between lanes. Lane 0 is the stream that the graph is launched into. What one stream captured one
+ * behind the other may thus run at once where its dependencies do not forbid it, as on a GPU. No cycle of waits can arise:
+ * every wait is for a node captured earlier.
  */
 #include "tests/rig/cudart_graph.h"
 
@@ -17,12 +18,12 @@ struct step {
     size_t dep_count;
     size_t lane;
     int device;
-    bool is_awaited; /* some step depends on it */
+    size_t awaiters; /* steps that depend on it */
     bool needs_mark; /* one of another lane does */
 };
 
 struct lane {
-    unsigned long long key; /* the captured stream's id */
+    size_t last; /* step */
     int device;
     struct rt_stream *stream; /* NULL for lane 0 */
 };
@@ -39,17 +40,6 @@ struct rt_exec {
     struct rt_holdings objects;
 };
 
-static size_t lane_of(struct rt_exec *exec, const struct rt_node *node)
-{
-    for (size_t i = 0; i < exec->lane_count; i++) {
-        if (exec->lanes[i].key == node->lane)
-            return i;
-    }
-    exec->lanes = rt_grow(exec->lanes, exec->lane_count, &exec->lane_room, sizeof(*exec->lanes));
-    exec->lanes[exec->lane_count] = (struct lane){ node->lane, node->device, NULL };
-    return exec->lane_count++;
-}
-
 static void add_step(struct rt_exec *exec, const struct rt_node *node)
 {
     struct step *step = &exec->steps[exec->step_count++];
@@ -59,7 +49,6 @@ static void add_step(struct rt_exec *exec, const struct rt_node *node)
                            .piece = node->piece,
                            .event = node->event,
                            .dep_count = node->deps.count,
-                           .lane = lane_of(exec, node),
                            .device = node->device };
     if (step->piece)
         rt_piece_ref(step->piece);
@@ -67,12 +56,82 @@ static void add_step(struct rt_exec *exec, const struct rt_node *node)
         step->event->refs++;
     step->deps = rt_alloc((node->deps.count + 1) * sizeof(size_t));
     for (size_t i = 0; i < node->deps.count; i++) {
-        struct step *dep = &exec->steps[node->deps.list[i]->index];
-
         step->deps[i] = node->deps.list[i]->index;
-        dep->is_awaited = true;
-        if (dep->lane != step->lane)
-            dep->needs_mark = true;
+        exec->steps[step->deps[i]].awaiters++;
+    }
+}
+
+/* Behind the last step of a lane. A record leaves the lane to what else depends on that step, or each would need a new one. */
+static bool may_follow(const struct rt_exec *exec, const struct step *step, size_t dep)
+{
+    const struct step *before = &exec->steps[dep];
+    const struct lane *lane = &exec->lanes[before->lane];
+
+    return lane->last == dep && lane->device == step->device &&
+           (step->kind != RT_NODE_RECORD || before->kind == RT_NODE_RECORD ||
+            before->awaiters == 1);
+}
+
+static size_t lane_for(struct rt_exec *exec, const struct step *step)
+{
+    for (size_t i = 0; i < step->dep_count; i++) {
+        if (may_follow(exec, step, step->deps[i]))
+            return exec->steps[step->deps[i]].lane;
+    }
+    exec->lanes = rt_grow(exec->lanes, exec->lane_count, &exec->lane_room, sizeof(*exec->lanes));
+    exec->lanes[exec->lane_count] = (struct lane){ .device = step->device };
+    return exec->lane_count++;
+}
+
+static void choose_lanes(struct rt_exec *exec)
+{
+    for (size_t i = 0; i < exec->step_count; i++) {
+        struct step *step = &exec->steps[i];
+
+        step->lane = lane_for(exec, step);
+        exec->lanes[step->lane].last = i;
+        for (size_t d = 0; d < step->dep_count; d++) {
+            struct step *dep = &exec->steps[step->deps[d]];
+
+            dep->needs_mark |= dep->lane != step->lane;
+        }
+    }
+}
+
+/* `late` waits for `early`; `seen` is zeroed and has room for all steps. */
+static bool is_behind(const struct rt_exec *exec, size_t late, size_t early, bool *seen)
+{
+    const struct step *step = &exec->steps[late];
+
+    seen[late] = true;
+    for (size_t i = 0; i < step->dep_count; i++) {
+        size_t dep = step->deps[i];
+
+        if (dep == early || (dep > early && !seen[dep] && is_behind(exec, dep, early, seen)))
+            return true;
+    }
+    return false;
+}
+
+/* Whoever waits for the event waits for one of them, and nobody knows which. */
+static void check_records(const struct rt_exec *exec)
+{
+    for (size_t late = 0; late < exec->step_count; late++) {
+        size_t early = late;
+        bool *seen;
+
+        while (exec->steps[late].kind == RT_NODE_RECORD && early > 0) {
+            early--;
+            if (exec->steps[early].kind != RT_NODE_RECORD ||
+                exec->steps[early].event != exec->steps[late].event)
+                continue;
+            seen = rt_alloc(exec->step_count * sizeof(*seen));
+            if (!is_behind(exec, late, early, seen))
+                lcrig_fail(
+                    "two nodes of a graph record one event, and neither waits for the other");
+            free(seen);
+            break;
+        }
     }
 }
 
@@ -85,6 +144,8 @@ static struct rt_exec *instantiate(const struct rt_graph *graph, unsigned long l
     exec->steps = rt_alloc((graph->nodes.count + 1) * sizeof(*exec->steps));
     for (size_t i = 0; i < graph->nodes.count; i++)
         add_step(exec, graph->nodes.list[i]);
+    choose_lanes(exec);
+    check_records(exec);
     for (size_t i = 1; i < exec->lane_count; i++)
         exec->lanes[i].stream = rt_stream_new(exec->lanes[i].device, cudaStreamNonBlocking, 0,
                                               true);
@@ -259,16 +320,14 @@ static cudaError_t launch_into_capture(struct rt_exec *exec, struct rt_stream *s
                                 .type = step->type,
                                 .piece = step->piece,
                                 .event = step->event,
-                                .device = step->device,
-                                .lane = step->lane ? exec->lanes[step->lane].stream->id
-                                                   : stream->id };
+                                .device = step->device };
         struct rt_nodes deps = { 0 };
 
         for (size_t d = 0; d < step->dep_count; d++)
             rt_nodes_add(&deps, nodes[step->deps[d]]);
         nodes[i] = rt_graph_add(graph, &like, deps.count ? &deps : &stream->deps);
         rt_nodes_clear(&deps);
-        if (!step->is_awaited)
+        if (!step->awaiters)
             rt_nodes_add(&leaves, nodes[i]);
     }
     if (!err && leaves.count)

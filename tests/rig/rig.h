@@ -27,8 +27,9 @@
  *   LCRIG_STRICT_EVENTS=1 cudaStreamWaitEvent on an event never recorded is a failure (legal CUDA, a no-op)
  *
  * Strict: a misuse that real CUDA or NCCL would turn into silent corruption or a hang (mismatched collectives,
- * a buffer written while another stream's work uses it, an overrun of an allocation, memory freed while in use)
- * prints one line "rig: ..." and aborts the test process.
+ * a buffer written while another stream's work uses it, an overrun of an allocation, memory freed while in use, nodes of a
+ * graph that record one event in no order) prints one line "rig: ..." and aborts the test process. A graph's nodes are ordered
+ * by their dependencies alone.
  *
  * Not built: kernels (cudaLaunchKernel, functions, modules), memory pools and memory nodes, textures, IPC of events.
  *

@@ -14,14 +14,14 @@ static void capture_info(enum cudaStreamCaptureStatus *status, unsigned long lon
 #endif
 }
 
-static void set_deps(cudaGraphNode_t *deps, size_t count)
+static cudaError_t set_deps(cudaGraphNode_t *deps, size_t count)
 {
 #if CUDART_VERSION >= 13000
-    OK(cudaStreamUpdateCaptureDependencies(main_stream, deps, NULL, count,
-                                           cudaStreamSetCaptureDependencies));
+    return cudaStreamUpdateCaptureDependencies(main_stream, deps, NULL, count,
+                                               cudaStreamSetCaptureDependencies);
 #else
-    OK(cudaStreamUpdateCaptureDependencies(main_stream, deps, count,
-                                           cudaStreamSetCaptureDependencies));
+    return cudaStreamUpdateCaptureDependencies(main_stream, deps, count,
+                                               cudaStreamSetCaptureDependencies);
 #endif
 }
 
@@ -381,6 +381,45 @@ static void a_launch_inside_a_capture_adds_its_nodes(void)
     OK(cudaGraphExecDestroy(outer));
 }
 
+/* One stream captured both, but nothing says that the second waits for the first. */
+static void only_dependencies_order_a_replay(void)
+{
+    struct gate gate = GATE_INIT;
+    atomic_int runs = 0;
+    cudaGraphExec_t exec;
+
+    begin();
+    enqueue(main_stream, gate_pass, &gate);
+    OK(set_deps(NULL, 0));
+    enqueue(main_stream, add_one, &runs);
+    exec = finish();
+    OK(cudaGraphLaunch(exec, main_stream));
+    gate_await_arrivals(&gate, 1);
+    while (runs == 0)
+        sleep_ms(1);
+    gate_open(&gate);
+    OK(cudaStreamSynchronize(main_stream));
+    CHECK(runs == 1);
+    OK(cudaGraphExecDestroy(exec));
+}
+
+static void nodes_of_another_graph_are_refused(void)
+{
+    cudaGraph_t mine, other;
+    cudaGraphNode_t node, strange;
+
+    OK(cudaGraphCreate(&mine, 0));
+    OK(cudaGraphCreate(&other, 0));
+    OK(cudaGraphAddEmptyNode(&strange, other, NULL, 0));
+    FAILS(cudaGraphAddEmptyNode(&node, mine, &strange, 1), cudaErrorInvalidValue);
+    OK(cudaGraphDestroy(mine));
+    begin();
+    FAILS(set_deps(&strange, 1), cudaErrorInvalidValue);
+    OK(cudaStreamEndCapture(main_stream, &mine));
+    OK(cudaGraphDestroy(mine));
+    OK(cudaGraphDestroy(other));
+}
+
 static void an_unjoined_fork_is_refused(void)
 {
     atomic_int runs = 0;
@@ -511,11 +550,11 @@ static void dependencies_can_be_read_and_set(void)
     capture_info(&status, &id, &graph, &deps, &count);
     CHECK(status == cudaStreamCaptureStatusActive && count == 1);
     OK(cudaGraphAddEmptyNode(&empty, graph, deps, count));
-    set_deps(&empty, 1);
+    OK(set_deps(&empty, 1));
     capture_info(&status, &later_id, NULL, &deps, &count);
     CHECK(later_id == id && count == 1 && deps[0] == empty);
     enqueue(main_stream, add_one, &runs);
-    set_deps(NULL, 0);
+    OK(set_deps(NULL, 0));
     OK(cudaGraphExecDestroy(finish()));
 }
 
@@ -532,6 +571,8 @@ int main(void)
     user_objects_live_as_long_as_graph_exec_and_launch();
     external_events_tie_replays_to_the_outside();
     a_launch_inside_a_capture_adds_its_nodes();
+    only_dependencies_order_a_replay();
+    nodes_of_another_graph_are_refused();
     an_unjoined_fork_is_refused();
     waits_across_the_edge_of_a_capture_are_refused();
     two_captures_are_not_merged();

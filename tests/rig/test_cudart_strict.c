@@ -403,6 +403,48 @@ static void wait_for_nothing(void)
     cudaStreamWaitEvent(0, event, 0);
 }
 
+static void record_on_two_branches(bool in_order)
+{
+    cudaStream_t s, t;
+    cudaEvent_t event, fork;
+    cudaGraphExec_t exec;
+    cudaGraph_t graph;
+
+    OK(cudaStreamCreate(&s));
+    OK(cudaStreamCreate(&t));
+    OK(cudaEventCreate(&event));
+    OK(cudaEventCreate(&fork));
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
+    OK(cudaEventRecord(fork, s));
+    OK(cudaStreamWaitEvent(t, fork, 0));
+    OK(cudaEventRecordWithFlags(event, s, cudaEventRecordExternal));
+    if (in_order) {
+        OK(cudaEventRecord(fork, s));
+        OK(cudaStreamWaitEvent(t, fork, 0));
+    }
+    OK(cudaEventRecordWithFlags(event, t, cudaEventRecordExternal));
+    OK(cudaEventRecord(fork, t));
+    OK(cudaStreamWaitEvent(s, fork, 0));
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphInstantiate(&exec, graph, 0));
+    OK(cudaGraphExecDestroy(exec));
+    OK(cudaGraphDestroy(graph));
+    OK(cudaEventDestroy(event));
+    OK(cudaEventDestroy(fork));
+    OK(cudaStreamDestroy(s));
+    OK(cudaStreamDestroy(t));
+}
+
+static void record_in_no_order(void)
+{
+    record_on_two_branches(false);
+}
+
+static void record_in_order(void)
+{
+    record_on_two_branches(true);
+}
+
 int main(void)
 {
     buffers_in_flight_are_guarded();
@@ -412,5 +454,7 @@ int main(void)
     faults_are_injected_as_told();
     CHECK(left(run(delays_bring_a_missing_wait_to_light), 0));
     CHECK(died(run(wait_for_nothing)) && says("never recorded"));
+    CHECK(died(run(record_in_no_order)) && says("record one event"));
+    CHECK(left(run(record_in_order), 0));
     return 0;
 }
