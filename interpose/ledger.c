@@ -19,6 +19,7 @@ static const struct {
     [LC_NCCL_NOT_COMMITTED] = { "nccl",   "not-agreed-yet"        },
     [LC_NCCL_SMALL] = { "nccl",   "smaller-than-min-bytes"},
     [LC_NCCL_OPERATION] = { "nccl",   "no-sum-or-average"     },
+    [LC_NCCL_NO_PEER_MEMORY] = { "nccl",   "no-peer-memory"        },
     [LC_CAST_BF16] = { "cast",   "bf16-wire"             },
     [LC_PACKED] = { "packed", "grouped"               },
     [LC_RINGS] = { "rings",  "two-shot"              },

@@ -12,6 +12,7 @@ enum lc_outcome {
     LC_NCCL_NOT_COMMITTED,
     LC_NCCL_SMALL,
     LC_NCCL_OPERATION,
+    LC_NCCL_NO_PEER_MEMORY, /* it could not be set up on some rank */
     LC_CAST_BF16,
     LC_PACKED,
     LC_RINGS,

@@ -271,6 +271,16 @@ void lc_peers_free(struct lc_peers *peers)
 
 /* ---- steps: 0, done; -EAGAIN, at another call; else it has failed ---- */
 
+/* Another communicator may be smaller, and fit. */
+static void warn_of_limit(const struct lc_peers *peers)
+{
+    size_t taken = lc_peers_reserved(peers->facts.device), cap = peers->facts.cap;
+
+    lc_warn_once(
+        "device %d: a communicator of %d ranks wants %zu MB for its peers to write to, and others have %zu of the %zu MB of LOONGCOMM_STAGING_MAX: its calls go through NCCL, as those of later ones may; raise that, or let each have less (LOONGCOMM_STAGING_START)",
+        peers->facts.device, peers->facts.ranks, peers->bytes >> 20, taken >> 20, cap >> 20);
+}
+
 static int start(struct lc_peers *peers)
 {
     struct offer *mine = &peers->offers[peers->facts.rank];
@@ -284,9 +294,7 @@ static int start(struct lc_peers *peers)
     peers->reserved = reserve(&peers->facts, peers->bytes);
     if (!peers->reserved) {
         if (!peers->first)
-            lc_warn_once(
-                "device %d: %zu MB for peers to write to are more than LOONGCOMM_STAGING_MAX leaves: reductions of some communicators go through NCCL",
-                peers->facts.device, peers->bytes >> 20);
+            warn_of_limit(peers);
         return -EDQUOT;
     }
     *mine = (struct offer){ .shape = rings->shape, .bytes = peers->bytes };

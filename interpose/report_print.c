@@ -184,6 +184,21 @@ static void print_padding_hint(const struct lc_report_comm *comm, FILE *out)
             100 - live_percent(ledger), comm->number, human(ledger->exchange_elided, elided));
 }
 
+static void print_peers_hint(const struct lc_ledger *sum, FILE *out)
+{
+    uint64_t calls = 0;
+
+    for (int kind = 0; kind < LC_OP_KINDS; kind++)
+        calls += sum->op[kind].by[LC_NCCL_NO_PEER_MEMORY].calls;
+    if (calls)
+        fprintf(out,
+                "  hint: %" PRIu64
+                " calls stayed with NCCL since memory between their communicator's "
+                "ranks could not be set up on one of them, whose log says why (where it is "
+                "LOONGCOMM_STAGING_MAX that can be raised)\n",
+                calls);
+}
+
 static void print_hints(const struct lc_report *report, FILE *out)
 {
     struct lc_ledger sum;
@@ -202,6 +217,7 @@ static void print_hints(const struct lc_report *report, FILE *out)
                 "start of each costs more than its data; fewer and larger ones are faster (larger "
                 "buckets, or all_reduce_coalesced)\n",
                 small, calls);
+    print_peers_hint(&sum, out);
     for (size_t i = 0; i < report->count; i++)
         print_padding_hint(&report->comm[i], out);
 }

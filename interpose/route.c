@@ -187,6 +187,12 @@ static bool has_rings(const struct lc_comm *comm)
     return reducer && lc_peers_rings(reducer->peers, 0);
 }
 
+/* Some rank could not have them; why, the log has said. */
+static bool was_refused_rings(const struct lc_comm *comm)
+{
+    return comm->set_up && comm->reducer->peers && !has_rings(comm);
+}
+
 /* Before all ranks have agreed nobody knows what will come. */
 static struct lc_choice choose(const struct lc_op *op, struct lc_situation *now)
 {
@@ -198,8 +204,13 @@ static struct lc_choice choose(const struct lc_op *op, struct lc_situation *now)
 static struct lc_choice choose_again(const struct lc_op *op, struct lc_situation *now,
                                      const struct lc_comm *comm)
 {
+    struct lc_choice choice;
+
     now->rings = now->mapped = has_rings(comm);
-    return lc_policy(op, now, lc_process_config());
+    choice = lc_policy(op, now, lc_process_config());
+    if (choice.path == LC_PATH_NCCL && was_refused_rings(comm))
+        choice.outcome = LC_NCCL_NO_PEER_MEMORY;
+    return choice;
 }
 
 static void settle(struct lc_op *op, ncclResult_t result)
@@ -305,7 +316,8 @@ static void route_message(struct lc_op *op)
         return;
     takes = lc_policy_takes_message(&now, bytes, config);
     if (!committed || (bytes > 0 && !takes)) {
-        op->outcome = takes                                ? LC_NCCL_NOT_COMMITTED
+        op->outcome = takes && was_refused_rings(comm)     ? LC_NCCL_NO_PEER_MEMORY
+                      : takes                              ? LC_NCCL_NOT_COMMITTED
                       : bytes < config->exchange_min_bytes ? LC_NCCL_SMALL
                                                            : LC_NCCL_NO_FASTER_PATH;
         return;

@@ -91,7 +91,7 @@ static void until_agreed(const float *send, float *recv, ncclComm_t comm, cudaSt
     }
     CHECK(said_count("rings of") == (peer && strcmp(peer, "force") == 0 ? n : 0));
     if (getenv("LOONGCOMM_STAGING_MAX"))
-        CHECK(said_count("more than LOONGCOMM_STAGING_MAX leaves") > 0);
+        CHECK(said_count("MB of LOONGCOMM_STAGING_MAX") > 0);
 }
 
 /* With REDUCTIONS_NODES ranks take turns to be on different machines. */
