@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -72,4 +73,16 @@ void lc_output_defuse(char *text)
         else if (*c == 0xc2 && c[1] >= 0x80 && c[1] < 0xa0)
             *c = c[1] = '?';
     }
+}
+
+const char *lc_output_bytes(uint64_t bytes, char out[LC_OUTPUT_BYTES])
+{
+    static const char *const units[] = { "B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB" };
+    double value = (double)bytes;
+    int unit = 0;
+
+    for (; value >= 1024 && unit < 6; unit++)
+        value /= 1024;
+    (void)snprintf(out, LC_OUTPUT_BYTES, unit ? "%.1f %s" : "%.0f %s", value, units[unit]);
+    return out;
 }

@@ -12,19 +12,6 @@
 #define PADDING_BYTES (UINT64_C(1) << 20)
 #define SMALL_BUCKET  16 /* values below 2^16: 64 KiB */
 
-/* "1.5 GiB". `out` must hold 16 characters. */
-static const char *human(uint64_t bytes, char *out)
-{
-    static const char *const units[] = { "B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB" };
-    double value = (double)bytes;
-    int unit = 0;
-
-    for (; value >= 1024 && unit < 6; unit++)
-        value /= 1024;
-    (void)snprintf(out, 16, unit ? "%.1f %s" : "%.0f %s", value, units[unit]);
-    return out;
-}
-
 /* Names come from the program and from plugins. */
 static void print_name(const char *name, FILE *out)
 {
@@ -75,8 +62,8 @@ static void print_usual(const struct lc_ledger_op *op, FILE *out)
         (void)snprintf(text, sizeof(text), "empty (%" PRIu64 " %%)", share);
     else
         (void)snprintf(text, sizeof(text), "%s-%s (%" PRIu64 " %%)",
-                       human(UINT64_C(1) << (most - 1), low), human(UINT64_C(1) << most, high),
-                       share);
+                       lc_output_bytes(UINT64_C(1) << (most - 1), low),
+                       lc_output_bytes(UINT64_C(1) << most, high), share);
     fprintf(out, "  %-26s", text);
 }
 
@@ -101,7 +88,7 @@ static void print_ledger(const struct lc_ledger *ledger, FILE *out)
                 continue;
             fprintf(out, "    %-14s %10" PRIu64 " calls %12s asked %12s sent",
                     lc_op_name((enum lc_op_kind)kind), op->by[i].calls,
-                    human(op->by[i].asked, asked), human(op->by[i].sent, sent));
+                    lc_output_bytes(op->by[i].asked, asked), lc_output_bytes(op->by[i].sent, sent));
             print_usual(op, out);
             fprintf(out, "  %s (%s)\n", lc_outcome_path((enum lc_outcome)i),
                     lc_outcome_reason((enum lc_outcome)i));
@@ -109,24 +96,25 @@ static void print_ledger(const struct lc_ledger *ledger, FILE *out)
     }
     if (ledger->ring_sent || ledger->ring_elided)
         fprintf(out, "    through rings: %s written to peers, %s not written, being zero\n",
-                human(ledger->ring_sent, sent), human(ledger->ring_elided, asked));
+                lc_output_bytes(ledger->ring_sent, sent),
+                lc_output_bytes(ledger->ring_elided, asked));
     if (ledger->exchange_sent)
         fprintf(out,
                 "    of these all-to-alls and messages: %s written, %s not written, %" PRIu64
                 " %% live\n",
-                human(ledger->exchange_sent, sent), human(ledger->exchange_elided, asked),
-                live_percent(ledger));
+                lc_output_bytes(ledger->exchange_sent, sent),
+                lc_output_bytes(ledger->exchange_elided, asked), live_percent(ledger));
     if (ledger->ring_bytes)
         fprintf(out, "    rings: %s in use, %s allocated, size changed %" PRIu64 " times\n",
-                human(ledger->ring_used, sent), human(ledger->ring_bytes, asked),
-                ledger->ring_changes);
+                lc_output_bytes(ledger->ring_used, sent),
+                lc_output_bytes(ledger->ring_bytes, asked), ledger->ring_changes);
     if (ledger->drawn)
         fprintf(out, "    rounded stochastically: %" PRIu64 " calls\n", ledger->drawn);
     if (ledger->fed || ledger->unfed)
         fprintf(out,
                 "    error feedback: %" PRIu64 " calls, %" PRIu64
                 " went without; %s of residuals\n",
-                ledger->fed, ledger->unfed, human(ledger->feedback_bytes, sent));
+                ledger->fed, ledger->unfed, lc_output_bytes(ledger->feedback_bytes, sent));
     if (ledger->verify_begun || ledger->verify_passed)
         fprintf(out,
                 "    verified beside NCCL: %" PRIu64 " of %" PRIu64 " calls, %" PRIu64
@@ -181,7 +169,8 @@ static void print_padding_hint(const struct lc_report_comm *comm, FILE *out)
             " had for other ranks were zeros (%s, which did not travel); with less padding they "
             "need not be made, and loongcommSetMask, told which rows are live, spares reading "
             "them\n",
-            100 - live_percent(ledger), comm->number, human(ledger->exchange_elided, elided));
+            100 - live_percent(ledger), comm->number,
+            lc_output_bytes(ledger->exchange_elided, elided));
 }
 
 static void print_peers_hint(const struct lc_ledger *sum, FILE *out)
@@ -256,7 +245,7 @@ static void print_metrics(const struct lc_report *report, FILE *out)
             print_name(m->counter[j].name, out);
             fputc(' ', out);
             if (strncmp(m->counter[j].name, "bytes_", 6) == 0)
-                fputs(human(m->counter[j].value, text), out);
+                fputs(lc_output_bytes(m->counter[j].value, text), out);
             else
                 fprintf(out, "%" PRIu64, m->counter[j].value);
         }
@@ -311,7 +300,7 @@ void lc_report_print_line(const struct lc_report *report, FILE *out)
     }
     fprintf(out, "loongcomm %s: rank %d of %d: %" PRIu64 " calls, %s asked, %s sent\n",
             report->version, report->rank, report->ranks, lc_ledger_calls(&sum),
-            human(asked, asked_text), human(sent, sent_text));
+            lc_output_bytes(asked, asked_text), lc_output_bytes(sent, sent_text));
 }
 
 static void json_buckets(struct lc_json *json, const char *key, const uint64_t *sizes)

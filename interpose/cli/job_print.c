@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/json.h"
+#include "common/output.h"
 #include "interpose/cli/job.h"
 
 #include <inttypes.h>
@@ -7,19 +8,6 @@
 #include <string.h>
 
 #define NAMED ((size_t)16) /* ranks in one line */
-
-/* "1.5 GiB". */
-static const char *human(uint64_t bytes, char out[16])
-{
-    static const char *const units[] = { "B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB" };
-    double value = (double)bytes;
-    int unit = 0;
-
-    for (; value >= 1024 && unit < 6; unit++)
-        value /= 1024;
-    (void)snprintf(out, 16, unit ? "%.1f %s" : "%.0f %s", value, units[unit]);
-    return out;
-}
 
 static void print_note(const struct lc_job_note *note)
 {
@@ -151,8 +139,8 @@ static void print_comm(const struct lc_job_comm *comm)
 
         if (s->calls)
             (void)printf("  %-14s %10" PRIu64 " calls %12s asked %12s sent  %s (%s)\n", s->call,
-                         s->calls, human(s->asked, asked), human(s->sent, sent), s->path,
-                         s->reason);
+                         s->calls, lc_output_bytes(s->asked, asked), lc_output_bytes(s->sent, sent),
+                         s->path, s->reason);
     }
 }
 
@@ -167,7 +155,7 @@ static void print_metrics(const struct lc_job *job)
         for (size_t j = 0; j < m->n; j++) {
             (void)printf("%s %s ", j ? "," : "", m->counter[j].name);
             if (strncmp(m->counter[j].name, "bytes_", 6) == 0)
-                (void)printf("%s", human(m->counter[j].value, text));
+                (void)printf("%s", lc_output_bytes(m->counter[j].value, text));
             else
                 (void)printf("%" PRIu64, m->counter[j].value);
         }
