@@ -7,6 +7,7 @@
  * argv: rank that fails, number of ranks, then the sites, or none for all. Prints one line per site. */
 #include "common/deadline.h"
 #include "tests/interpose/fault_lib.h"
+#include "tests/interpose/values.h"
 #include "tests/rig/test_nccl.h"
 
 #include <dlfcn.h>
@@ -65,26 +66,6 @@ struct program {
 static int64_t now_ns(void)
 {
     return lc_deadline_in_ms(0).at_ns;
-}
-
-static float value(int rank, int call, size_t i)
-{
-    uint64_t x = (uint64_t)(rank + 1) * 0x9e3779b97f4a7c15u +
-                 (uint64_t)(call + 1) * 0xbf58476d1ce4e5b9u + i;
-
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return (float)((double)(x >> 40) / (1 << 24) - 0.5);
-}
-
-static uint64_t hash_of(const void *data, size_t bytes)
-{
-    const unsigned char *p = data;
-    uint64_t hash = 0xcbf29ce484222325u;
-
-    while (bytes--)
-        hash = (hash ^ *p++) * 0x100000001b3u;
-    return hash;
 }
 
 /* The result of one call, of which this rank has elements [first, first + count). */

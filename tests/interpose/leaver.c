@@ -2,34 +2,12 @@
  *
  * One of two ranks on the rig: leaver FOLDER, with RANK set, and with bf16 on the wire if the library is preloaded. Rank 1 has used NCCL before it forks, and is the child,
  * which ends without destroying its communicator; rank 0 goes on for a while, and must see no error. */
+#include "tests/interpose/by_file.h"
 #include "tests/rig/test_nccl.h"
 
 #include <sys/wait.h>
 
 #define OK(call) CHECK((call) == ncclSuccess)
-
-static ncclUniqueId exchange_id(const char *folder, int rank)
-{
-    ncclUniqueId id;
-    char name[512];
-    char made[520];
-    FILE *file = NULL;
-
-    snprintf(name, sizeof(name), "%s/id", folder);
-    snprintf(made, sizeof(made), "%s.new", name);
-    if (rank == 0) {
-        OK(ncclGetUniqueId(&id));
-        file = fopen(made, "w");
-        CHECK(file && fwrite(&id, sizeof(id), 1, file) == 1 && fclose(file) == 0);
-        CHECK(rename(made, name) == 0);
-        return id;
-    }
-    while (!(file = fopen(name, "r")))
-        usleep(1000);
-    CHECK(fread(&id, sizeof(id), 1, file) == 1);
-    fclose(file);
-    return id;
-}
 
 static void stay(ncclComm_t comm)
 {
@@ -51,7 +29,7 @@ static void take_part(const char *folder, int rank)
     CUDA(cudaSetDevice(rank));
     CUDA(cudaMalloc((void **)&buf, 4000));
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    OK(ncclCommInitRank(&comm, 2, exchange_id(folder, rank), rank));
+    OK(ncclCommInitRank(&comm, 2, id_by_file(folder, rank), rank));
 #if NCCL_VERSION_CODE >= 22807
     CHECK(ncclCommRevoke(comm, 12345) == ncclInvalidArgument); /* NCCL goes on as if nothing was */
 #endif

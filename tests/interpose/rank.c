@@ -4,6 +4,7 @@
  * it received into FOLDER/result.RANK, and how much work the device was given to standard output. Started by
  * interpose.py in different ways, whose files must not differ. */
 #include "tests/check.h"
+#include "tests/interpose/by_file.h"
 #include "tests/rig/rig.h"
 
 #include <nccl.h>
@@ -28,29 +29,6 @@ static int env_int(const char *name)
 
     CHECK(text);
     return atoi(text);
-}
-
-static ncclUniqueId exchange_id(const char *folder)
-{
-    ncclUniqueId id;
-    char name[512];
-    char made[520];
-    FILE *file = NULL;
-
-    snprintf(name, sizeof(name), "%s/id", folder);
-    snprintf(made, sizeof(made), "%s.new", name);
-    if (rank == 0) {
-        OK(ncclGetUniqueId(&id));
-        file = fopen(made, "w");
-        CHECK(file && fwrite(&id, sizeof(id), 1, file) == 1 && fclose(file) == 0);
-        CHECK(rename(made, name) == 0);
-        return id;
-    }
-    while (!(file = fopen(name, "r")))
-        usleep(1000);
-    CHECK(fread(&id, sizeof(id), 1, file) == 1);
-    fclose(file);
-    return id;
 }
 
 /* Small values, exact in every type in use, different in every rank and place. */
@@ -135,7 +113,7 @@ int main(int argc, char **argv)
     CUDA(cudaMalloc((void **)&send_buf, ROOM));
     CUDA(cudaMalloc((void **)&recv_buf, ROOM));
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    id = exchange_id(argv[1]);
+    id = id_by_file(argv[1], rank);
     OK(ncclCommInitRank(&comm, ranks, id, rank));
     for (size_t i = 0; i < sizeof(counts) / sizeof(*counts); i++)
         operations(comm, counts[i]);

@@ -3,6 +3,7 @@
  * Reductions through the preloaded library on the rig. argv: ranks, mode (processes or threads).
  * The settings come from the environment; what must hold follows from them. */
 #include "tests/interpose/said.h"
+#include "tests/interpose/values.h"
 #include "tests/rig/test_nccl.h"
 
 #include <math.h>
@@ -20,26 +21,6 @@ static struct shared {
     _Atomic uint64_t hash[CALLS];
     _Atomic int cast_seen;
 } * shared;
-
-static float value(int rank, int call, size_t i)
-{
-    uint64_t x = (uint64_t)(rank + 1) * 0x9e3779b97f4a7c15u +
-                 (uint64_t)(call + 1) * 0xbf58476d1ce4e5b9u + i;
-
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return (float)((double)(x >> 40) / (1 << 24) - 0.5);
-}
-
-static uint64_t hash_of(const void *data, size_t bytes)
-{
-    const unsigned char *p = data;
-    uint64_t hash = 0xcbf29ce484222325u;
-
-    while (bytes--)
-        hash = (hash ^ *p++) * 0x100000001b3u;
-    return hash;
-}
 
 /* Relative L2 error of a sum or mean against fp64. */
 static double error_of(const float *got, size_t count, size_t first, int n, int call, double scale)
