@@ -8,18 +8,47 @@
 
 #include <cuda_runtime_api.h>
 #include <nccl.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
-#define NCCL(call)                                                                    \
-    do {                                                                              \
-        ncclResult_t result_ = (call);                                                \
-        if (result_ != ncclSuccess)                                                   \
-            (void)fprintf(stderr, "%s: %s: %s\n", #call, ncclGetErrorString(result_), \
-                          ncclGetLastError(NULL));                                    \
-        CHECK(result_ == ncclSuccess);                                                \
-    } while (0)
-#define CUDA(call) CHECK((call) == cudaSuccess)
+#define NCCL(call) job_must_nccl((call), #call, __FILE__, __LINE__)
+#define CUDA(call) job_must_cuda((call), #call, __FILE__, __LINE__)
+
+static inline void job_must_nccl(ncclResult_t result, const char *call, const char *file, int line)
+{
+    if (result == ncclSuccess)
+        return;
+    (void)fprintf(stderr, "%s:%d: %s: %s: %s\n", file, line, call, ncclGetErrorString(result),
+                  ncclGetLastError(NULL));
+    abort();
+}
+
+static inline void job_must_cuda(cudaError_t result, const char *call, const char *file, int line)
+{
+    if (result == cudaSuccess)
+        return;
+    (void)fprintf(stderr, "%s:%d: %s: %s\n", file, line, call, cudaGetErrorString(result));
+    abort();
+}
+
+/* In memory that the ranks share, zeroed at first. */
+struct job_id {
+    ncclUniqueId id;      /* written by rank 0 before `is_there` */
+    _Atomic int is_there; /* release, acquire */
+};
+
+static inline ncclUniqueId job_get_id(struct job_id *shared, int rank)
+{
+    if (rank == 0) {
+        NCCL(ncclGetUniqueId(&shared->id));
+        atomic_store(&shared->is_there, 1);
+    }
+    while (!atomic_load(&shared->is_there))
+        usleep(200);
+    return shared->id;
+}
 
 /* Ranks take the GPUs in turn. 0: there are none. */
 static inline int job_devices(void)
@@ -36,6 +65,25 @@ static inline void job_be_on_node(int node)
 
     (void)snprintf(name, sizeof(name), "node%d", node);
     setenv("NCCL_HOSTID", name, 0);
+}
+
+/* Of a rank whose library maps memory between all, whatever NCCL takes for a machine. Ends the process where there is no GPU. */
+static inline int job_choose_device(int rank, int ranks)
+{
+    int devices = job_devices();
+
+    if (devices == 0) {
+        if (rank == 0)
+            printf("SKIPPED: no GPU here\n");
+        (void)fflush(stdout);
+        _exit(LC_SKIP);
+    }
+    if (ranks > devices) { /* NCCL refuses two ranks of one machine on one GPU */
+        job_be_on_node(rank / devices);
+        setenv("LOONGCOMM_HOSTID", "one", 0);
+    }
+    CUDA(cudaSetDevice(rank % devices));
+    return rank % devices;
 }
 
 static inline cudaStream_t job_stream(int device)

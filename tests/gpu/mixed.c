@@ -29,59 +29,12 @@ struct options {
     struct mx_shared *shared;
 };
 
-void mx_nccl(ncclResult_t result, const char *call, const char *file, int line)
-{
-    if (result == ncclSuccess)
-        return;
-    fprintf(stderr, "%s:%d: %s: %d %s\n", file, line, call, (int)result, ncclGetLastError(NULL));
-    abort();
-}
-
-void mx_cuda(cudaError_t result, const char *call, const char *file, int line)
-{
-    if (result == cudaSuccess)
-        return;
-    fprintf(stderr, "%s:%d: %s: %s\n", file, line, call, cudaGetErrorString(result));
-    abort();
-}
-
 void mx_meet(struct mx_rank *me)
 {
     int n = me->n, all = (atomic_fetch_add(&me->shared->arrived, 1) / n + 1) * n;
 
     while (atomic_load(&me->shared->arrived) < all)
         usleep(200);
-}
-
-static ncclUniqueId get_id(struct mx_rank *me)
-{
-    if (me->rank == 0) {
-        MX_NCCL(ncclGetUniqueId(&me->shared->id));
-        atomic_store(&me->shared->has_id, 1);
-    }
-    while (!atomic_load(&me->shared->has_id))
-        usleep(200);
-    return me->shared->id;
-}
-
-static int choose_device(struct mx_rank *me)
-{
-    char node[32];
-    int devices = 0;
-
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-        if (me->rank == 0)
-            printf("SKIPPED: no GPU here\n");
-        fflush(stdout);
-        _exit(LC_SKIP);
-    }
-    if (me->n > devices) { /* NCCL refuses two ranks of one machine on one GPU */
-        (void)snprintf(node, sizeof(node), "node%d", me->rank / devices);
-        setenv("NCCL_HOSTID", node, 0);
-        setenv("LOONGCOMM_HOSTID", "one", 0);
-    }
-    MX_CUDA(cudaSetDevice(me->rank % devices));
-    return me->rank % devices;
 }
 
 static bool is_set(const char *name, const char *value)
@@ -109,11 +62,11 @@ static void make_comms(struct mx_rank *me)
     int n = me->n, rank = me->rank;
 
     mx_now(me, "makes communicators");
-    MX_NCCL(ncclCommInitRank(&me->comms[0], n, get_id(me), rank));
+    NCCL(ncclCommInitRank(&me->comms[0], n, job_get_id(&me->shared->id, rank), rank));
     for (int i = 1; i < me->comms_n; i++) {
         mx_now(me, "makes communicator %d", i);
-        MX_NCCL(ncclCommSplit(me->comms[0], mx_color_in(n, i, rank), mx_rank_in(n, i, rank),
-                              &me->comms[i], NULL));
+        NCCL(ncclCommSplit(me->comms[0], mx_color_in(n, i, rank), mx_rank_in(n, i, rank),
+                           &me->comms[i], NULL));
     }
 }
 
@@ -121,20 +74,20 @@ static void set_up(struct mx_rank *me, const struct options *options)
 {
     static const float half = 0.5f;
     size_t arena = options->bytes + ((size_t)6 << 20);
-    int device = choose_device(me), version;
+    int device = job_choose_device(me->rank, me->n), version;
 
     read_settings(me);
-    MX_NCCL(ncclGetVersion(&version));
+    NCCL(ncclGetVersion(&version));
     me->ordered |= version < NCCL_VERSION(2, 26, 0);
     mx_watch_begin(me, options->hang_s);
     me->device.size = me->host.size = arena;
-    MX_CUDA(cudaMalloc((void **)&me->device.base, arena));
-    MX_CUDA(cudaHostAlloc((void **)&me->host.base, arena, 0));
-    MX_CUDA(cudaMalloc((void **)&me->factor, sizeof(half)));
-    MX_CUDA(cudaMemcpy(me->factor, &half, sizeof(half), cudaMemcpyHostToDevice));
+    CUDA(cudaMalloc((void **)&me->device.base, arena));
+    CUDA(cudaHostAlloc((void **)&me->host.base, arena, 0));
+    CUDA(cudaMalloc((void **)&me->factor, sizeof(half)));
+    CUDA(cudaMemcpy(me->factor, &half, sizeof(half), cudaMemcpyHostToDevice));
     for (int i = 0; i < MX_STREAMS - 1; i++)
-        MX_CUDA(cudaStreamCreateWithFlags(&me->streams[i], cudaStreamNonBlocking));
-    MX_CUDA(cudaEventCreateWithFlags(&me->event, cudaEventDisableTiming));
+        CUDA(cudaStreamCreateWithFlags(&me->streams[i], cudaStreamNonBlocking));
+    CUDA(cudaEventCreateWithFlags(&me->event, cudaEventDisableTiming));
     me->load = mx_load_begin(me, options->load, device);
     make_comms(me);
 }
@@ -143,19 +96,19 @@ static void tear_down(struct mx_rank *me)
 {
     mx_now(me, "destroys communicators");
     for (int i = me->comms_n - 1; i >= 0; i--)
-        MX_NCCL(ncclCommDestroy(me->comms[i]));
+        NCCL(ncclCommDestroy(me->comms[i]));
     mx_watch_end(me);
     mx_load_end(me);
     for (int i = 0; i < MX_TAKES; i++) {
         if (me->takes[i].event)
-            MX_CUDA(cudaEventDestroy(me->takes[i].event));
+            CUDA(cudaEventDestroy(me->takes[i].event));
     }
     for (int i = 0; i < MX_STREAMS - 1; i++)
-        MX_CUDA(cudaStreamDestroy(me->streams[i]));
-    MX_CUDA(cudaEventDestroy(me->event));
-    MX_CUDA(cudaFree(me->factor));
-    MX_CUDA(cudaFree(me->device.base));
-    MX_CUDA(cudaFreeHost(me->host.base));
+        CUDA(cudaStreamDestroy(me->streams[i]));
+    CUDA(cudaEventDestroy(me->event));
+    CUDA(cudaFree(me->factor));
+    CUDA(cudaFree(me->device.base));
+    CUDA(cudaFreeHost(me->host.base));
 }
 
 /* Everybody a byte to everybody, and a sum: NCCL connects pairs where all are at it, and the library's ranks agree. */
@@ -164,16 +117,15 @@ static void all_pairs(struct mx_rank *me, int comm)
     int size = mx_size_in(me->n, comm, me->rank);
     cudaStream_t stream = me->streams[0];
 
-    MX_CUDA(cudaMemsetAsync(me->device.base, 0, 4096, stream));
-    MX_NCCL(ncclAllReduce(me->device.base, me->device.base, 64, ncclFloat32, ncclSum,
-                          me->comms[comm], stream));
-    MX_NCCL(ncclGroupStart());
+    CUDA(cudaMemsetAsync(me->device.base, 0, 4096, stream));
+    NCCL(ncclAllReduce(me->device.base, me->device.base, 64, ncclFloat32, ncclSum, me->comms[comm],
+                       stream));
+    NCCL(ncclGroupStart());
     for (int peer = 0; peer < size; peer++) {
-        MX_NCCL(ncclSend(me->device.base + 1024, 1, ncclUint8, peer, me->comms[comm], stream));
-        MX_NCCL(
-            ncclRecv(me->device.base + 2048 + peer, 1, ncclUint8, peer, me->comms[comm], stream));
+        NCCL(ncclSend(me->device.base + 1024, 1, ncclUint8, peer, me->comms[comm], stream));
+        NCCL(ncclRecv(me->device.base + 2048 + peer, 1, ncclUint8, peer, me->comms[comm], stream));
     }
-    MX_NCCL(ncclGroupEnd());
+    NCCL(ncclGroupEnd());
 }
 
 /* Rank 0's answer for all. */
@@ -202,7 +154,7 @@ static void until_agreed(struct mx_rank *me)
         mx_now(me, "lets ranks agree, %d calls", calls);
         for (int comm = 0; comm < me->comms_n; comm++)
             all_pairs(me, comm);
-        MX_CUDA(cudaStreamSynchronize(me->streams[0]));
+        CUDA(cudaStreamSynchronize(me->streams[0]));
         calls++;
         if (!last && all_say(me, !rings || said_count("rings of") >= me->n * me->comms_n ||
                                      lc_deadline_passed(until)))
@@ -232,7 +184,7 @@ static void run_programs(struct mx_rank *me, const struct options *options)
     mx_now(me, "connects everybody with everybody");
     for (int comm = 0; comm < me->comms_n; comm++)
         all_pairs(me, comm);
-    MX_CUDA(cudaStreamSynchronize(me->streams[0]));
+    CUDA(cudaStreamSynchronize(me->streams[0]));
     do {
         mx_run(me, seed++, options->bytes);
         if (seed == options->seed + 3) {

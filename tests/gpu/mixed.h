@@ -8,10 +8,8 @@
 #ifndef LC_GPU_MIXED_H
 #define LC_GPU_MIXED_H
 
-#include "tests/check.h"
+#include "tests/gpu/job.h"
 
-#include <cuda_runtime_api.h>
-#include <nccl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -119,8 +117,7 @@ size_t mx_recv_bytes(const struct mx_call *call, int size);
 
 /* Shared by the ranks, processes or threads. */
 struct mx_shared {
-    ncclUniqueId id;
-    _Atomic int has_id;
+    struct job_id id;
     _Atomic int arrived;
     _Atomic int word;
     _Atomic int hung;                                        /* some rank comes no further */
@@ -194,11 +191,6 @@ struct mx_rank {
     int takes_n;
     struct mx_take takes[MX_TAKES];
 };
-
-#define MX_NCCL(call) mx_nccl((call), #call, __FILE__, __LINE__)
-#define MX_CUDA(call) mx_cuda((call), #call, __FILE__, __LINE__)
-void mx_nccl(ncclResult_t result, const char *call, const char *file, int line);
-void mx_cuda(cudaError_t result, const char *call, const char *file, int line);
 
 /* Waits for the other ranks, outside of NCCL. */
 void mx_meet(struct mx_rank *me);

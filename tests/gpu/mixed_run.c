@@ -83,8 +83,8 @@ static void CUDART_CB sleep_a_while(void *us)
 static void delay(struct mx_rank *me, int stream)
 {
     if (own(me, 8) == 0)
-        MX_CUDA(cudaLaunchHostFunc(me->streams[stream], sleep_a_while,
-                                   (void *)(uintptr_t)own(me, 2000)));
+        CUDA(cudaLaunchHostFunc(me->streams[stream], sleep_a_while,
+                                (void *)(uintptr_t)own(me, 2000)));
     else if (own(me, 8) == 0)
         mx_load_add(me, me->streams[stream]);
 }
@@ -94,8 +94,8 @@ static void order(struct mx_rank *me, int before, int behind)
 {
     if (before == behind)
         return;
-    MX_CUDA(cudaEventRecord(me->event, me->streams[before]));
-    MX_CUDA(cudaStreamWaitEvent(me->streams[behind], me->event, 0));
+    CUDA(cudaEventRecord(me->event, me->streams[before]));
+    CUDA(cudaStreamWaitEvent(me->streams[behind], me->event, 0));
 }
 
 /* Buffers of a graph are used again, by whom the stream waits for: nothing of theirs is on others. */
@@ -109,12 +109,12 @@ static int another(struct mx_rank *me, int stream, bool graph)
 static void copy_in(struct mx_rank *me, void *to, const void *from, size_t bytes, int stream)
 {
     if (bytes)
-        MX_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, me->streams[stream]));
+        CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, me->streams[stream]));
 }
 
 static void clear(struct mx_rank *me, const struct mx_place *place, int stream)
 {
-    MX_CUDA(cudaMemsetAsync(place->area, MX_FILLER, place->area_bytes, me->streams[stream]));
+    CUDA(cudaMemsetAsync(place->area, MX_FILLER, place->area_bytes, me->streams[stream]));
 }
 
 /* Input and an untouched receive buffer, on the stream or on another before it. */
@@ -169,13 +169,13 @@ static void take_result(struct mx_rank *me, const struct mx_place *place, struct
     int last = another(me, take.stream, graph);
 
     order(me, take.stream, last);
-    MX_CUDA(cudaMemcpyAsync(to, place->area, place->area_bytes, cudaMemcpyDeviceToHost,
-                            me->streams[last]));
+    CUDA(cudaMemcpyAsync(to, place->area, place->area_bytes, cudaMemcpyDeviceToHost,
+                         me->streams[last]));
     CHECK(me->takes_n < MX_TAKES);
     take.event = me->takes[me->takes_n].event;
     if (!take.event)
-        MX_CUDA(cudaEventCreateWithFlags(&take.event, cudaEventDisableTiming));
-    MX_CUDA(cudaEventRecord(take.event, me->streams[last]));
+        CUDA(cudaEventCreateWithFlags(&take.event, cudaEventDisableTiming));
+    CUDA(cudaEventRecord(take.event, me->streams[last]));
     take.area = to;
     pthread_mutex_lock(&me->lock);
     me->takes[me->takes_n++] = take;
@@ -226,16 +226,15 @@ static void issue_reduction(struct mx_rank *me, const struct mx_call *call,
     if (call->op < MX_HALF)
         op = plain[call->op];
     else if (call->op == MX_HALF)
-        MX_NCCL(ncclRedOpCreatePreMulSum(&op, me->factor, ncclFloat32, ncclScalarDevice, comm));
+        NCCL(ncclRedOpCreatePreMulSum(&op, me->factor, ncclFloat32, ncclScalarDevice, comm));
     else
-        MX_NCCL(
-            ncclRedOpCreatePreMulSum(&op, &quarter, ncclFloat32, ncclScalarHostImmediate, comm));
+        NCCL(ncclRedOpCreatePreMulSum(&op, &quarter, ncclFloat32, ncclScalarHostImmediate, comm));
     if (call->kind == MX_ALL_REDUCE)
-        MX_NCCL(ncclAllReduce(at->send, at->recv, call->count, call->type, op, comm, stream));
+        NCCL(ncclAllReduce(at->send, at->recv, call->count, call->type, op, comm, stream));
     else
-        MX_NCCL(ncclReduceScatter(at->send, at->recv, call->count, call->type, op, comm, stream));
+        NCCL(ncclReduceScatter(at->send, at->recv, call->count, call->type, op, comm, stream));
     if (call->op >= MX_HALF)
-        MX_NCCL(ncclRedOpDestroy(op, comm));
+        NCCL(ncclRedOpDestroy(op, comm));
 }
 
 static void issue_call(struct mx_rank *me, int i, int stream_number)
@@ -248,14 +247,13 @@ static void issue_call(struct mx_rank *me, int i, int stream_number)
     me->counts[call->kind]++;
     switch (call->kind) {
     case MX_ALL_GATHER:
-        MX_NCCL(ncclAllGather(at->send, at->recv, call->count, call->type, comm, stream));
+        NCCL(ncclAllGather(at->send, at->recv, call->count, call->type, comm, stream));
         break;
     case MX_BROADCAST:
-        MX_NCCL(
-            ncclBroadcast(at->send, at->recv, call->count, call->type, call->root, comm, stream));
+        NCCL(ncclBroadcast(at->send, at->recv, call->count, call->type, call->root, comm, stream));
         break;
     case MX_ALL_TO_ALL:
-        MX_NCCL(ncclAlltoAll(at->send, at->recv, call->count, call->type, comm, stream));
+        NCCL(ncclAlltoAll(at->send, at->recv, call->count, call->type, comm, stream));
         break;
     default: issue_reduction(me, call, at, stream); break;
     }
@@ -266,16 +264,16 @@ static void issue_send(struct mx_rank *me, int i, int stream)
     const struct mx_message *m = &me->plan.message[i];
 
     me->counts[MX_KINDS]++;
-    MX_NCCL(ncclSend(m->bytes ? me->sends[i].send : NULL, m->bytes, ncclUint8,
-                     mx_rank_in(me->n, m->comm, m->dst), me->comms[m->comm], me->streams[stream]));
+    NCCL(ncclSend(m->bytes ? me->sends[i].send : NULL, m->bytes, ncclUint8,
+                  mx_rank_in(me->n, m->comm, m->dst), me->comms[m->comm], me->streams[stream]));
 }
 
 static void issue_recv(struct mx_rank *me, int i, int stream)
 {
     const struct mx_message *m = &me->plan.message[i];
 
-    MX_NCCL(ncclRecv(m->bytes ? me->recvs[i].recv : NULL, m->bytes, ncclUint8,
-                     mx_rank_in(me->n, m->comm, m->src), me->comms[m->comm], me->streams[stream]));
+    NCCL(ncclRecv(m->bytes ? me->recvs[i].recv : NULL, m->bytes, ncclUint8,
+                  mx_rank_in(me->n, m->comm, m->src), me->comms[m->comm], me->streams[stream]));
 }
 
 /* What of a step is on one communicator: calls, sends and receives each in their order, mixed as the rank likes, messages
@@ -328,11 +326,11 @@ static void issue_group(struct mx_rank *me, const struct mx_step *s, const struc
     if (!me->ordered)
         first = own(me, (unsigned)me->comms_n);
     for (unsigned i = 0; i < depth; i++)
-        MX_NCCL(ncclGroupStart());
+        NCCL(ncclGroupStart());
     for (int i = 0; i < me->comms_n; i++)
         issue_comm(me, s, streams, (i + (int)first) % me->comms_n);
     for (unsigned i = 0; i < depth; i++)
-        MX_NCCL(ncclGroupEnd());
+        NCCL(ncclGroupEnd());
 }
 
 static void issue_singles(struct mx_rank *me, const struct mx_step *s,
@@ -422,7 +420,7 @@ static void capture(struct mx_rank *me, const struct mx_item *item, struct mx_gr
     int width = 1 + (int)own(me, CAPTURED);
     cudaGraph_t captured;
 
-    MX_CUDA(cudaStreamBeginCapture(me->streams[0], modes[own(me, me->threads ? 2 : 3)]));
+    CUDA(cudaStreamBeginCapture(me->streams[0], modes[own(me, me->threads ? 2 : 3)]));
     for (int i = 1; i < width; i++)
         order(me, 0, i);
     for (int i = item->step; i < item->step + item->steps; i++) {
@@ -435,10 +433,10 @@ static void capture(struct mx_rank *me, const struct mx_item *item, struct mx_gr
     }
     for (int i = 1; i < width; i++)
         order(me, i, 0);
-    MX_CUDA(cudaStreamEndCapture(me->streams[0], &captured));
-    MX_CUDA(cudaGraphInstantiateWithFlags(&graph->exec, captured, 0));
-    MX_CUDA(cudaGraphDestroy(captured));
-    MX_CUDA(cudaEventCreateWithFlags(&graph->done, cudaEventDisableTiming));
+    CUDA(cudaStreamEndCapture(me->streams[0], &captured));
+    CUDA(cudaGraphInstantiateWithFlags(&graph->exec, captured, 0));
+    CUDA(cudaGraphDestroy(captured));
+    CUDA(cudaEventCreateWithFlags(&graph->done, cudaEventDisableTiming));
 }
 
 static void replay(struct mx_rank *me, const struct mx_item *item, struct mx_graph *graph,
@@ -446,14 +444,14 @@ static void replay(struct mx_rank *me, const struct mx_item *item, struct mx_gra
 {
     int stream = (int)own(me, MX_STREAMS);
 
-    MX_CUDA(cudaStreamWaitEvent(me->streams[stream], graph->done, 0));
+    CUDA(cudaStreamWaitEvent(me->streams[stream], graph->done, 0));
     for (int i = item->step; i < item->step + item->steps; i++)
         put_step(me, &me->plan.step[i], round, NULL, stream);
     mx_now(me, "launches the graph of steps %d to %d", item->step, item->step + item->steps - 1);
-    MX_CUDA(cudaGraphLaunch(graph->exec, me->streams[stream]));
+    CUDA(cudaGraphLaunch(graph->exec, me->streams[stream]));
     for (int i = item->step; i < item->step + item->steps; i++)
         take_step(me, &me->plan.step[i], round, NULL, stream);
-    MX_CUDA(cudaEventRecord(graph->done, me->streams[stream]));
+    CUDA(cudaEventRecord(graph->done, me->streams[stream]));
 }
 
 /* ---- the end ---- */
@@ -480,7 +478,7 @@ static void settle(struct mx_rank *me)
 {
     mx_now(me, "waits for the end of a program");
     for (int i = 0; i < MX_STREAMS; i++)
-        MX_CUDA(cudaStreamSynchronize(me->streams[i]));
+        CUDA(cudaStreamSynchronize(me->streams[i]));
     mx_now(me, "compares");
     for (int i = 0; i < me->takes_n; i++)
         mx_check(me, &me->takes[i]);
@@ -522,8 +520,8 @@ void mx_run(struct mx_rank *me, uint64_t seed, size_t bytes)
     for (int i = 0; i < MX_ITEMS; i++) {
         if (!me->graphs[i].exec)
             continue;
-        MX_CUDA(cudaGraphExecDestroy(me->graphs[i].exec));
-        MX_CUDA(cudaEventDestroy(me->graphs[i].done));
+        CUDA(cudaGraphExecDestroy(me->graphs[i].exec));
+        CUDA(cudaEventDestroy(me->graphs[i].done));
         me->graphs[i] = (struct mx_graph){ 0 };
     }
 }

@@ -26,36 +26,6 @@ struct options {
     struct rd_shared *shared;
 };
 
-static ncclUniqueId get_id(struct rd_rank *me)
-{
-    if (me->rank == 0) {
-        RD_NCCL(ncclGetUniqueId(&me->shared->id));
-        atomic_store(&me->shared->has_id, 1);
-    }
-    while (!atomic_load(&me->shared->has_id))
-        usleep(200);
-    return me->shared->id;
-}
-
-static void choose_device(struct rd_rank *me)
-{
-    char node[32];
-    int devices = 0;
-
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-        if (me->rank == 0)
-            printf("SKIPPED: no GPU here\n");
-        fflush(stdout);
-        _exit(LC_SKIP);
-    }
-    if (me->n > devices) { /* NCCL refuses two ranks of one machine on one GPU */
-        (void)snprintf(node, sizeof(node), "node%d", me->rank / devices);
-        setenv("NCCL_HOSTID", node, 0);
-        setenv("LOONGCOMM_HOSTID", "one", 0);
-    }
-    RD_CUDA(cudaSetDevice(me->rank % devices));
-}
-
 static void read_settings(struct rd_rank *me)
 {
     const char *wire = getenv("LOONGCOMM_ALLREDUCE_WIRE"), *least = getenv("LOONGCOMM_MIN_BYTES");
@@ -74,37 +44,37 @@ static void set_up(struct rd_rank *me, const struct options *options)
 {
     static const float half = 0.5f;
 
-    choose_device(me);
+    (void)job_choose_device(me->rank, me->n);
     me->rig = dlsym(RTLD_DEFAULT, "lcrig_enqueue") != NULL;
     read_settings(me);
     me->last_take = &me->takes;
     me->device.size = me->host.size = ARENA;
-    RD_CUDA(cudaMalloc((void **)&me->device.base, ARENA));
-    RD_CUDA(cudaHostAlloc((void **)&me->host.base, ARENA, 0));
-    RD_CUDA(cudaMalloc((void **)&me->factor, sizeof(half)));
-    RD_CUDA(cudaMemcpy(me->factor, &half, sizeof(half), cudaMemcpyHostToDevice));
+    CUDA(cudaMalloc((void **)&me->device.base, ARENA));
+    CUDA(cudaHostAlloc((void **)&me->host.base, ARENA, 0));
+    CUDA(cudaMalloc((void **)&me->factor, sizeof(half)));
+    CUDA(cudaMemcpy(me->factor, &half, sizeof(half), cudaMemcpyHostToDevice));
     for (int i = 0; i < 2; i++)
-        RD_CUDA(cudaStreamCreateWithFlags(&me->streams[i], cudaStreamNonBlocking));
+        CUDA(cudaStreamCreateWithFlags(&me->streams[i], cudaStreamNonBlocking));
     me->streams[2] = options->per_thread ? cudaStreamPerThread : NULL;
-    RD_CUDA(cudaEventCreateWithFlags(&me->event, cudaEventDisableTiming));
+    CUDA(cudaEventCreateWithFlags(&me->event, cudaEventDisableTiming));
     me->comms[0].rank = me->rank;
     me->comms[1].rank = me->n - 1 - me->rank;
     me->comms[1].reversed = true;
-    RD_NCCL(ncclCommInitRank(&me->comms[0].handle, me->n, get_id(me), me->rank));
-    RD_NCCL(
-        ncclCommSplit(me->comms[0].handle, 0, me->n - 1 - me->rank, &me->comms[1].handle, NULL));
+    NCCL(ncclCommInitRank(&me->comms[0].handle, me->n, job_get_id(&me->shared->id, me->rank),
+                          me->rank));
+    NCCL(ncclCommSplit(me->comms[0].handle, 0, me->n - 1 - me->rank, &me->comms[1].handle, NULL));
 }
 
 static void tear_down(struct rd_rank *me)
 {
     for (int i = RD_COMMS - 1; i >= 0; i--)
-        RD_NCCL(ncclCommDestroy(me->comms[i].handle));
+        NCCL(ncclCommDestroy(me->comms[i].handle));
     for (int i = 0; i < 2; i++)
-        RD_CUDA(cudaStreamDestroy(me->streams[i]));
-    RD_CUDA(cudaEventDestroy(me->event));
-    RD_CUDA(cudaFree(me->factor));
-    RD_CUDA(cudaFree(me->device.base));
-    RD_CUDA(cudaFreeHost(me->host.base));
+        CUDA(cudaStreamDestroy(me->streams[i]));
+    CUDA(cudaEventDestroy(me->event));
+    CUDA(cudaFree(me->factor));
+    CUDA(cudaFree(me->device.base));
+    CUDA(cudaFreeHost(me->host.base));
 }
 
 static int run_rank(int rank, int n, void *arg)

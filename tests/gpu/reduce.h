@@ -7,10 +7,8 @@
 #ifndef LC_GPU_REDUCE_H
 #define LC_GPU_REDUCE_H
 
-#include "tests/check.h"
+#include "tests/gpu/job.h"
 
-#include <cuda_runtime_api.h>
-#include <nccl.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -29,8 +27,7 @@ enum rd_wire {
 
 /* Shared by the ranks, processes or threads. */
 struct rd_shared {
-    ncclUniqueId id;
-    _Atomic int has_id;
+    struct job_id id;
     _Atomic int arrived;
     _Atomic uint64_t digest; /* of rank 0's results that all ranks must have alike */
 };
@@ -95,11 +92,6 @@ struct rd_call {
     bool in_place;
     char *send, *recv;
 };
-
-#define RD_NCCL(call) rd_nccl((call), #call, __FILE__, __LINE__)
-#define RD_CUDA(call) rd_cuda((call), #call, __FILE__, __LINE__)
-void rd_nccl(ncclResult_t result, const char *call, const char *file, int line);
-void rd_cuda(cudaError_t result, const char *call, const char *file, int line);
 
 /* --- reduce_calls.c --- */
 

@@ -16,22 +16,6 @@ struct rd_take {
     const char *result;
 };
 
-void rd_nccl(ncclResult_t result, const char *call, const char *file, int line)
-{
-    if (result == ncclSuccess)
-        return;
-    fprintf(stderr, "%s:%d: %s: %s\n", file, line, call, ncclGetLastError(NULL));
-    abort();
-}
-
-void rd_cuda(cudaError_t result, const char *call, const char *file, int line)
-{
-    if (result == cudaSuccess)
-        return;
-    fprintf(stderr, "%s:%d: %s: %s\n", file, line, call, cudaGetErrorString(result));
-    abort();
-}
-
 void *rd_alloc(struct rd_arena *arena, size_t bytes)
 {
     char *start = arena->base + arena->used;
@@ -65,7 +49,7 @@ uint64_t rd_put(struct rd_rank *me, const struct rd_call *call, cudaStream_t str
 
     rd_fill(call, me->n, me->rank, salt, from);
     if (bytes)
-        RD_CUDA(cudaMemcpyAsync(call->send, from, bytes, cudaMemcpyHostToDevice, stream));
+        CUDA(cudaMemcpyAsync(call->send, from, bytes, cudaMemcpyHostToDevice, stream));
     return salt;
 }
 
@@ -80,10 +64,9 @@ static ncclRedOp_t redop_of(struct rd_rank *me, const struct rd_call *call, bool
     if (!*made)
         return plain[call->op];
     if (call->op == RD_HALF)
-        RD_NCCL(ncclRedOpCreatePreMulSum(&op, me->factor, ncclFloat32, ncclScalarDevice, comm));
+        NCCL(ncclRedOpCreatePreMulSum(&op, me->factor, ncclFloat32, ncclScalarDevice, comm));
     else
-        RD_NCCL(
-            ncclRedOpCreatePreMulSum(&op, &quarter, ncclFloat32, ncclScalarHostImmediate, comm));
+        NCCL(ncclRedOpCreatePreMulSum(&op, &quarter, ncclFloat32, ncclScalarHostImmediate, comm));
     return op;
 }
 
@@ -95,12 +78,11 @@ static void issue_reduction(struct rd_rank *me, const struct rd_call *call, cuda
     ncclRedOp_t op = redop_of(me, call, &made);
 
     if (call->kind == RD_ALL_REDUCE)
-        RD_NCCL(ncclAllReduce(call->send, call->recv, call->count, call->type, op, comm, stream));
+        NCCL(ncclAllReduce(call->send, call->recv, call->count, call->type, op, comm, stream));
     else
-        RD_NCCL(
-            ncclReduceScatter(call->send, call->recv, call->count, call->type, op, comm, stream));
+        NCCL(ncclReduceScatter(call->send, call->recv, call->count, call->type, op, comm, stream));
     if (made)
-        RD_NCCL(ncclRedOpDestroy(op, comm));
+        NCCL(ncclRedOpDestroy(op, comm));
 }
 
 void rd_issue(struct rd_rank *me, const struct rd_call *call, cudaStream_t stream)
@@ -109,20 +91,19 @@ void rd_issue(struct rd_rank *me, const struct rd_call *call, cudaStream_t strea
 
     switch (call->kind) {
     case RD_ALL_GATHER:
-        RD_NCCL(
-            ncclAllGather(call->send, call->recv, call->count, call->type, comm->handle, stream));
+        NCCL(ncclAllGather(call->send, call->recv, call->count, call->type, comm->handle, stream));
         break;
     case RD_BROADCAST:
-        RD_NCCL(ncclBroadcast(call->send, call->recv, call->count, call->type, call->root,
-                              comm->handle, stream));
+        NCCL(ncclBroadcast(call->send, call->recv, call->count, call->type, call->root,
+                           comm->handle, stream));
         break;
     case RD_ROUND:
-        RD_NCCL(ncclGroupStart());
-        RD_NCCL(ncclSend(call->send, call->count, call->type, (comm->rank + 1) % me->n,
-                         comm->handle, stream));
-        RD_NCCL(ncclRecv(call->recv, call->count, call->type, (comm->rank + me->n - 1) % me->n,
-                         comm->handle, stream));
-        RD_NCCL(ncclGroupEnd());
+        NCCL(ncclGroupStart());
+        NCCL(ncclSend(call->send, call->count, call->type, (comm->rank + 1) % me->n, comm->handle,
+                      stream));
+        NCCL(ncclRecv(call->recv, call->count, call->type, (comm->rank + me->n - 1) % me->n,
+                      comm->handle, stream));
+        NCCL(ncclGroupEnd());
         break;
     default: issue_reduction(me, call, stream); break;
     }
@@ -140,7 +121,7 @@ void rd_take(struct rd_rank *me, const struct rd_call *call, uint64_t salt, cuda
                               .plain = me->comms[call->comm].plain,
                               .result = to };
     if (bytes)
-        RD_CUDA(cudaMemcpyAsync(to, call->recv, bytes, cudaMemcpyDeviceToHost, stream));
+        CUDA(cudaMemcpyAsync(to, call->recv, bytes, cudaMemcpyDeviceToHost, stream));
     *me->last_take = take;
     me->last_take = &take->next;
 }
@@ -193,7 +174,7 @@ void rd_settle(struct rd_rank *me)
     struct rd_take *take = me->takes;
 
     for (int i = 0; i < RD_STREAMS; i++)
-        RD_CUDA(cudaStreamSynchronize(me->streams[i]));
+        CUDA(cudaStreamSynchronize(me->streams[i]));
     while (take) {
         struct rd_take *next = take->next;
         const struct rd_call *call = &take->call;

@@ -21,7 +21,7 @@ static void CUDART_CB sleep_a_while(void *us)
 
 static void delay(cudaStream_t stream, unsigned us)
 {
-    RD_CUDA(cudaLaunchHostFunc(stream, sleep_a_while, (void *)(uintptr_t)us));
+    CUDA(cudaLaunchHostFunc(stream, sleep_a_while, (void *)(uintptr_t)us));
 }
 
 static struct rd_call sum_of(struct rd_rank *me, int comm, size_t count)
@@ -39,7 +39,7 @@ static struct rd_call sum_of(struct rd_rank *me, int comm, size_t count)
 static void make_comm(struct rd_rank *me)
 {
     me->comms[RD_NEW_COMM] = (struct rd_comm){ .rank = me->rank, .plain = true };
-    RD_NCCL(ncclCommSplit(me->comms[0].handle, 0, me->rank, &me->comms[RD_NEW_COMM].handle, NULL));
+    NCCL(ncclCommSplit(me->comms[0].handle, 0, me->rank, &me->comms[RD_NEW_COMM].handle, NULL));
 }
 
 static cudaGraphExec_t capture_one(struct rd_rank *me, const struct rd_call *call,
@@ -48,11 +48,11 @@ static cudaGraphExec_t capture_one(struct rd_rank *me, const struct rd_call *cal
     cudaGraphExec_t exec;
     cudaGraph_t graph;
 
-    RD_CUDA(cudaStreamBeginCapture(stream, mode));
+    CUDA(cudaStreamBeginCapture(stream, mode));
     rd_issue(me, call, stream);
-    RD_CUDA(cudaStreamEndCapture(stream, &graph));
-    RD_CUDA(cudaGraphInstantiateWithFlags(&exec, graph, 0));
-    RD_CUDA(cudaGraphDestroy(graph));
+    CUDA(cudaStreamEndCapture(stream, &graph));
+    CUDA(cudaGraphInstantiateWithFlags(&exec, graph, 0));
+    CUDA(cudaGraphDestroy(graph));
     return exec;
 }
 
@@ -61,7 +61,7 @@ static void replay(struct rd_rank *me, const struct rd_call *call, cudaGraphExec
 {
     uint64_t salt = rd_put(me, call, stream);
 
-    RD_CUDA(cudaGraphLaunch(exec, stream));
+    CUDA(cudaGraphLaunch(exec, stream));
     rd_take(me, call, salt, stream);
 }
 
@@ -85,8 +85,8 @@ void rd_agree(struct rd_rank *me, int comm, cudaStream_t stream)
         uint64_t salt = rd_put(me, &call, stream);
 
         rd_issue(me, &call, stream);
-        RD_CUDA(cudaMemcpyAsync(result, call.recv, call.count * 4, cudaMemcpyDeviceToHost, stream));
-        RD_CUDA(cudaStreamSynchronize(stream));
+        CUDA(cudaMemcpyAsync(result, call.recv, call.count * 4, cudaMemcpyDeviceToHost, stream));
+        CUDA(cudaStreamSynchronize(stream));
         agreed = !rd_matches(me, &call, salt, result, false, me->wire == RD_DATA);
         if (agreed)
             (void)rd_matches(me, &call, salt, result, true, true);
@@ -121,9 +121,9 @@ static void first_use_is_captured(struct rd_rank *me)
         replay(me, &late, second, me->streams[1]);
     }
     rd_settle(me);
-    RD_CUDA(cudaGraphExecDestroy(first));
-    RD_CUDA(cudaGraphExecDestroy(second));
-    RD_NCCL(ncclCommDestroy(me->comms[RD_NEW_COMM].handle));
+    CUDA(cudaGraphExecDestroy(first));
+    CUDA(cudaGraphExecDestroy(second));
+    NCCL(ncclCommDestroy(me->comms[RD_NEW_COMM].handle));
 }
 
 /* Replays of both are under way at once, eager calls between them. Pauses inside the graphs make them overlap. */
@@ -144,7 +144,7 @@ static void graphs_of_one_communicator_run_at_once(struct rd_rank *me)
     }
     rd_settle(me);
     for (int i = 0; i < 2; i++)
-        RD_CUDA(cudaGraphExecDestroy(graphs[i]));
+        CUDA(cudaGraphExecDestroy(graphs[i]));
 }
 
 /* Two branches of one graph with nothing of the program's between them. */
@@ -158,25 +158,25 @@ static void branches_of_one_graph_do_not_mix(struct rd_rank *me)
 
     for (int i = 0; i < 4; i++)
         calls[i] = sum_of(me, 0, LARGE + 8 * (size_t)i);
-    RD_CUDA(cudaStreamBeginCapture(a, cudaStreamCaptureModeRelaxed));
-    RD_CUDA(cudaEventRecord(me->event, a));
-    RD_CUDA(cudaStreamWaitEvent(b, me->event, 0));
+    CUDA(cudaStreamBeginCapture(a, cudaStreamCaptureModeRelaxed));
+    CUDA(cudaEventRecord(me->event, a));
+    CUDA(cudaStreamWaitEvent(b, me->event, 0));
     for (int i = 0; i < 4; i++)
         rd_issue(me, &calls[i], i % 2 ? b : a);
-    RD_CUDA(cudaEventRecord(me->event, b));
-    RD_CUDA(cudaStreamWaitEvent(a, me->event, 0));
-    RD_CUDA(cudaStreamEndCapture(a, &graph));
-    RD_CUDA(cudaGraphInstantiateWithFlags(&exec, graph, 0));
-    RD_CUDA(cudaGraphDestroy(graph));
+    CUDA(cudaEventRecord(me->event, b));
+    CUDA(cudaStreamWaitEvent(a, me->event, 0));
+    CUDA(cudaStreamEndCapture(a, &graph));
+    CUDA(cudaGraphInstantiateWithFlags(&exec, graph, 0));
+    CUDA(cudaGraphDestroy(graph));
     for (int round = 0; round < 3; round++) {
         for (int i = 0; i < 4; i++)
             salts[i] = rd_put(me, &calls[i], a);
-        RD_CUDA(cudaGraphLaunch(exec, a));
+        CUDA(cudaGraphLaunch(exec, a));
         for (int i = 0; i < 4; i++)
             rd_take(me, &calls[i], salts[i], a);
     }
     rd_settle(me);
-    RD_CUDA(cudaGraphExecDestroy(exec));
+    CUDA(cudaGraphExecDestroy(exec));
 }
 
 struct capturer {
@@ -195,17 +195,17 @@ static void *capture_for_long(void *arg)
     struct rd_rank *me = capturer->me;
     cudaGraph_t graph;
 
-    RD_CUDA(cudaSetDevice(capturer->device));
-    RD_CUDA(cudaStreamBeginCapture(capturer->stream, me->threads ? cudaStreamCaptureModeThreadLocal
-                                                                 : cudaStreamCaptureModeGlobal));
+    CUDA(cudaSetDevice(capturer->device));
+    CUDA(cudaStreamBeginCapture(capturer->stream, me->threads ? cudaStreamCaptureModeThreadLocal
+                                                              : cudaStreamCaptureModeGlobal));
     rd_issue(me, &capturer->call, capturer->stream);
     atomic_store(&capturer->begun, 1);
     while (!atomic_load(&capturer->may_end))
         usleep(200);
     rd_issue(me, &capturer->call, capturer->stream);
-    RD_CUDA(cudaStreamEndCapture(capturer->stream, &graph));
-    RD_CUDA(cudaGraphInstantiateWithFlags(&capturer->exec, graph, 0));
-    RD_CUDA(cudaGraphDestroy(graph));
+    CUDA(cudaStreamEndCapture(capturer->stream, &graph));
+    CUDA(cudaGraphInstantiateWithFlags(&capturer->exec, graph, 0));
+    CUDA(cudaGraphDestroy(graph));
     return NULL;
 }
 
@@ -217,21 +217,21 @@ static void another_thread_captures(struct rd_rank *me)
     pthread_t thread;
 
     make_comm(me);
-    RD_CUDA(cudaGetDevice(&capturer.device));
+    CUDA(cudaGetDevice(&capturer.device));
     capturer.call = sum_of(me, 1, LARGE);
     CHECK(pthread_create(&thread, NULL, capture_for_long, &capturer) == 0);
     while (!atomic_load(&capturer.begun))
         usleep(200);
-    RD_CUDA(cudaThreadExchangeStreamCaptureMode(&mode)); /* the program's own calls, too */
+    CUDA(cudaThreadExchangeStreamCaptureMode(&mode)); /* the program's own calls, too */
     rd_agree(me, RD_NEW_COMM, me->streams[0]);
     atomic_store(&capturer.may_end, 1);
     CHECK(pthread_join(thread, NULL) == 0);
-    RD_CUDA(cudaThreadExchangeStreamCaptureMode(&mode));
+    CUDA(cudaThreadExchangeStreamCaptureMode(&mode));
     for (int i = 0; i < 3; i++)
         replay(me, &capturer.call, capturer.exec, me->streams[0]);
     rd_settle(me);
-    RD_CUDA(cudaGraphExecDestroy(capturer.exec));
-    RD_NCCL(ncclCommDestroy(me->comms[RD_NEW_COMM].handle));
+    CUDA(cudaGraphExecDestroy(capturer.exec));
+    NCCL(ncclCommDestroy(me->comms[RD_NEW_COMM].handle));
 }
 
 /* The next stream may get the same handle while the work of the one before is still under way. */
@@ -243,12 +243,12 @@ static void streams_come_and_go(struct rd_rank *me)
         cudaStream_t stream;
 
         calls[i] = sum_of(me, 0, LARGE / 2);
-        RD_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+        CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
         delay(stream, 500);
         rd_once(me, &calls[i], stream);
-        RD_CUDA(cudaStreamDestroy(stream));
+        CUDA(cudaStreamDestroy(stream));
     }
-    RD_CUDA(cudaDeviceSynchronize());
+    CUDA(cudaDeviceSynchronize());
     rd_settle(me);
 }
 
@@ -261,7 +261,7 @@ static void failed_group_leaves_no_trace(struct rd_rank *me)
     for (int i = 0; i < 4; i++)
         calls[i] = sum_of(me, i % 2, 5000);
     for (int round = 0; round < 3; round++) {
-        RD_NCCL(ncclGroupStart());
+        NCCL(ncclGroupStart());
         for (int i = 0; i < 4; i++)
             rd_issue(me, &calls[i], me->streams[0]);
         bad = ncclAllReduce(calls[0].send, calls[0].recv, 1, (ncclDataType_t)99, ncclSum,
@@ -272,7 +272,7 @@ static void failed_group_leaves_no_trace(struct rd_rank *me)
                             me->comms[0].handle, me->streams[0]) != ncclSuccess);
         for (int i = 0; i < 4; i++)
             rd_once(me, &calls[i], me->streams[round]);
-        RD_CUDA(cudaDeviceSynchronize());
+        CUDA(cudaDeviceSynchronize());
     }
     rd_settle(me);
 }
@@ -293,24 +293,24 @@ static void simulated_group_did_not_happen(struct rd_rank *me)
     for (int i = 0; i < 6; i++)
         calls[i] = sum_of(me, RD_NEW_COMM, 20000);
     for (int round = 0; one(me) && round < 3; round++) {
-        RD_NCCL(ncclGroupStart());
+        NCCL(ncclGroupStart());
         for (int i = 0; i < 6; i++)
             rd_issue(me, &calls[i], me->streams[0]);
-        RD_NCCL(ncclGroupSimulateEnd(&info));
+        NCCL(ncclGroupSimulateEnd(&info));
     }
     rd_agree(me, RD_NEW_COMM, me->streams[0]);
     for (int round = 0; round < 5; round++) {
         if (one(me)) {
-            RD_NCCL(ncclGroupStart());
+            NCCL(ncclGroupStart());
             for (int i = 0; i < 6; i++)
                 rd_issue(me, &calls[i], me->streams[0]);
-            RD_NCCL(ncclGroupSimulateEnd(&info));
+            NCCL(ncclGroupSimulateEnd(&info));
         }
         for (int i = 0; i < 6; i++)
             rd_once(me, &calls[i], me->streams[0]);
     }
     rd_settle(me);
-    RD_NCCL(ncclCommDestroy(me->comms[RD_NEW_COMM].handle));
+    NCCL(ncclCommDestroy(me->comms[RD_NEW_COMM].handle));
 }
 
 /* Many small ones, then more than any scratch holds, in turn with operations of NCCL's own. */
@@ -337,10 +337,10 @@ static void large_groups(struct rd_rank *me)
             rd_prepare(me, &mine[i]);
             salts[i] = rd_put(me, &mine[i], me->streams[0]);
         }
-        RD_NCCL(ncclGroupStart());
+        NCCL(ncclGroupStart());
         for (int i = 0; i < n; i++)
             rd_issue(me, &mine[i], me->streams[0]);
-        RD_NCCL(ncclGroupEnd());
+        NCCL(ncclGroupEnd());
         for (int i = 0; i < n; i++)
             rd_take(me, &mine[i], salts[i], me->streams[0]);
         rd_settle(me);
@@ -354,8 +354,8 @@ static void half_captured_group_is_refused(struct rd_rank *me)
     cudaGraph_t graph = NULL;
     ncclResult_t result;
 
-    RD_CUDA(cudaStreamBeginCapture(me->streams[0], cudaStreamCaptureModeRelaxed));
-    RD_NCCL(ncclGroupStart());
+    CUDA(cudaStreamBeginCapture(me->streams[0], cudaStreamCaptureModeRelaxed));
+    NCCL(ncclGroupStart());
     result = ncclAllReduce(calls[0].send, calls[0].recv, 3000, ncclFloat32, ncclSum,
                            me->comms[0].handle, me->streams[0]);
     CHECK(result == ncclSuccess);
@@ -365,7 +365,7 @@ static void half_captured_group_is_refused(struct rd_rank *me)
     (void)cudaStreamEndCapture(me->streams[0], &graph);
     (void)cudaGetLastError();
     if (graph)
-        RD_CUDA(cudaGraphDestroy(graph));
+        CUDA(cudaGraphDestroy(graph));
     rd_once(me, &calls[0], me->streams[0]);
     rd_settle(me);
 }
@@ -378,23 +378,23 @@ static void nothing_joins_no_stream(struct rd_rank *me)
     cudaGraphExec_t exec;
     cudaGraph_t graph;
 
-    RD_CUDA(cudaStreamBeginCapture(me->streams[0], cudaStreamCaptureModeRelaxed));
-    RD_NCCL(ncclGroupStart());
+    CUDA(cudaStreamBeginCapture(me->streams[0], cudaStreamCaptureModeRelaxed));
+    NCCL(ncclGroupStart());
     for (int i = 0; i < 2; i++)
         rd_issue(me, &calls[i], me->streams[0]);
-    RD_NCCL(ncclAllReduce(calls[1].send, calls[1].recv, 0, ncclFloat32, ncclSum,
-                          me->comms[0].handle, me->streams[1]));
-    RD_NCCL(ncclGroupEnd());
-    RD_CUDA(cudaStreamEndCapture(me->streams[0], &graph));
-    RD_CUDA(cudaGraphInstantiateWithFlags(&exec, graph, 0));
-    RD_CUDA(cudaGraphDestroy(graph));
+    NCCL(ncclAllReduce(calls[1].send, calls[1].recv, 0, ncclFloat32, ncclSum, me->comms[0].handle,
+                       me->streams[1]));
+    NCCL(ncclGroupEnd());
+    CUDA(cudaStreamEndCapture(me->streams[0], &graph));
+    CUDA(cudaGraphInstantiateWithFlags(&exec, graph, 0));
+    CUDA(cudaGraphDestroy(graph));
     for (int i = 0; i < 2; i++)
         salts[i] = rd_put(me, &calls[i], me->streams[1]);
-    RD_CUDA(cudaGraphLaunch(exec, me->streams[1]));
+    CUDA(cudaGraphLaunch(exec, me->streams[1]));
     for (int i = 0; i < 2; i++)
         rd_take(me, &calls[i], salts[i], me->streams[1]);
     rd_settle(me);
-    RD_CUDA(cudaGraphExecDestroy(exec));
+    CUDA(cudaGraphExecDestroy(exec));
 }
 
 #define TENSORS 3
@@ -408,18 +408,18 @@ struct clique {
 
 static void clique_up(struct rd_rank *me, struct clique *clique)
 {
-    RD_NCCL(ncclCommInitAll(clique->comms, me->n, NULL));
+    NCCL(ncclCommInitAll(clique->comms, me->n, NULL));
     for (int r = 0; r < me->n; r++) {
-        RD_CUDA(cudaSetDevice(r));
-        RD_CUDA(cudaStreamCreateWithFlags(&clique->streams[r], cudaStreamNonBlocking));
+        CUDA(cudaSetDevice(r));
+        CUDA(cudaStreamCreateWithFlags(&clique->streams[r], cudaStreamNonBlocking));
         for (int t = 0; t < TENSORS; t++) {
             clique->calls[t][r] = (struct rd_call){ .kind = t == 2 ? RD_REDUCE_SCATTER
                                                                    : RD_ALL_REDUCE,
                                                     .op = t == 1 ? RD_AVG : RD_SUM,
                                                     .type = ncclFloat32,
                                                     .count = LARGE / 3 };
-            RD_CUDA(cudaMalloc((void **)&clique->calls[t][r].send, (size_t)LARGE * 4 * 3));
-            RD_CUDA(cudaMalloc((void **)&clique->calls[t][r].recv, (size_t)LARGE * 4));
+            CUDA(cudaMalloc((void **)&clique->calls[t][r].send, (size_t)LARGE * 4 * 3));
+            CUDA(cudaMalloc((void **)&clique->calls[t][r].recv, (size_t)LARGE * 4));
         }
     }
 }
@@ -427,15 +427,15 @@ static void clique_up(struct rd_rank *me, struct clique *clique)
 static void clique_down(struct rd_rank *me, struct clique *clique)
 {
     for (int r = 0; r < me->n; r++) {
-        RD_CUDA(cudaSetDevice(r));
-        RD_NCCL(ncclCommDestroy(clique->comms[r]));
-        RD_CUDA(cudaStreamDestroy(clique->streams[r]));
+        CUDA(cudaSetDevice(r));
+        NCCL(ncclCommDestroy(clique->comms[r]));
+        CUDA(cudaStreamDestroy(clique->streams[r]));
         for (int t = 0; t < TENSORS; t++) {
-            RD_CUDA(cudaFree(clique->calls[t][r].send));
-            RD_CUDA(cudaFree(clique->calls[t][r].recv));
+            CUDA(cudaFree(clique->calls[t][r].send));
+            CUDA(cudaFree(clique->calls[t][r].recv));
         }
     }
-    RD_CUDA(cudaSetDevice(me->rank));
+    CUDA(cudaSetDevice(me->rank));
 }
 
 static void clique_call(struct rd_rank *me, struct clique *clique, int t, int r)
@@ -444,11 +444,11 @@ static void clique_call(struct rd_rank *me, struct clique *clique, int t, int r)
     ncclRedOp_t op = call->op == RD_AVG ? ncclAvg : ncclSum;
 
     if (call->kind == RD_ALL_REDUCE)
-        RD_NCCL(ncclAllReduce(call->send, call->recv, call->count, ncclFloat32, op,
-                              clique->comms[r], clique->streams[r]));
+        NCCL(ncclAllReduce(call->send, call->recv, call->count, ncclFloat32, op, clique->comms[r],
+                           clique->streams[r]));
     else
-        RD_NCCL(ncclReduceScatter(call->send, call->recv, call->count, ncclFloat32, op,
-                                  clique->comms[r], clique->streams[r]));
+        NCCL(ncclReduceScatter(call->send, call->recv, call->count, ncclFloat32, op,
+                               clique->comms[r], clique->streams[r]));
 }
 
 /* True if all results are those of ranks that have agreed; others must be plain ones. */
@@ -462,17 +462,17 @@ static bool clique_round(struct rd_rank *me, struct clique *clique, uint64_t sal
             struct rd_call *call = &clique->calls[t][r];
 
             rd_fill(call, me->n, r, salt + (uint64_t)t, host);
-            RD_CUDA(cudaMemcpyAsync(call->send, host, rd_send_count(call, me->n) * 4,
-                                    cudaMemcpyHostToDevice, clique->streams[r]));
-            RD_CUDA(cudaStreamSynchronize(clique->streams[r]));
+            CUDA(cudaMemcpyAsync(call->send, host, rd_send_count(call, me->n) * 4,
+                                 cudaMemcpyHostToDevice, clique->streams[r]));
+            CUDA(cudaStreamSynchronize(clique->streams[r]));
         }
     }
-    RD_NCCL(ncclGroupStart());
+    NCCL(ncclGroupStart());
     for (int t = 0; t < TENSORS; t++) {
         for (int r = 0; r < me->n; r++)
             clique_call(me, clique, t, r);
     }
-    RD_NCCL(ncclGroupEnd());
+    NCCL(ncclGroupEnd());
     for (int r = 0; r < me->n; r++) {
         struct rd_rank as = *me;
 
@@ -480,9 +480,9 @@ static bool clique_round(struct rd_rank *me, struct clique *clique, uint64_t sal
         for (int t = 0; t < TENSORS; t++) {
             struct rd_call *call = &clique->calls[t][r];
 
-            RD_CUDA(cudaMemcpyAsync(host, call->recv, call->count * 4, cudaMemcpyDeviceToHost,
-                                    clique->streams[r]));
-            RD_CUDA(cudaStreamSynchronize(clique->streams[r]));
+            CUDA(cudaMemcpyAsync(host, call->recv, call->count * 4, cudaMemcpyDeviceToHost,
+                                 clique->streams[r]));
+            CUDA(cudaStreamSynchronize(clique->streams[r]));
             if (rd_matches(&as, call, salt + (uint64_t)t, host, false, me->wire == RD_DATA))
                 wire = me->wire == RD_DATA; /* the ranks agree from some call of a group on */
             else

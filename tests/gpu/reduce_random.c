@@ -103,7 +103,7 @@ static void CUDART_CB sleep_a_while(void *us)
 static void delay(struct program *p, cudaStream_t stream)
 {
     if (own(&p->dice, 4) == 0)
-        RD_CUDA(cudaLaunchHostFunc(stream, sleep_a_while, (void *)(uintptr_t)own(&p->dice, 2000)));
+        CUDA(cudaLaunchHostFunc(stream, sleep_a_while, (void *)(uintptr_t)own(&p->dice, 2000)));
 }
 
 static cudaStream_t some_stream(struct program *p)
@@ -160,11 +160,11 @@ static void issue_shape(struct program *p, const struct shape *shape)
     unsigned depth = 1 + all(&p->dice, 3);
 
     for (unsigned i = 0; i < depth; i++)
-        RD_NCCL(ncclGroupStart());
+        NCCL(ncclGroupStart());
     for (unsigned i = 0; i < shape->n; i++)
         rd_issue(p->me, &shape->calls[i], shape->streams[i]);
     for (unsigned i = 0; i < depth; i++)
-        RD_NCCL(ncclGroupEnd());
+        NCCL(ncclGroupEnd());
 }
 
 static void group(struct program *p)
@@ -204,10 +204,10 @@ static void capture(struct program *p, struct graph *graph)
     unsigned pieces = 1 + all(&p->dice, 3);
     cudaGraph_t captured;
 
-    RD_CUDA(cudaStreamBeginCapture(me->streams[0], modes[all(&p->dice, me->threads ? 2 : 3)]));
+    CUDA(cudaStreamBeginCapture(me->streams[0], modes[all(&p->dice, me->threads ? 2 : 3)]));
     if (forks) {
-        RD_CUDA(cudaEventRecord(me->event, me->streams[0]));
-        RD_CUDA(cudaStreamWaitEvent(me->streams[1], me->event, 0));
+        CUDA(cudaEventRecord(me->event, me->streams[0]));
+        CUDA(cudaStreamWaitEvent(me->streams[1], me->event, 0));
     }
     for (unsigned i = 0; i < pieces; i++) {
         struct shape shape = { 0 };
@@ -222,13 +222,13 @@ static void capture(struct program *p, struct graph *graph)
             graph->calls[graph->n++] = shape.calls[j];
     }
     if (forks) {
-        RD_CUDA(cudaEventRecord(me->event, me->streams[1]));
-        RD_CUDA(cudaStreamWaitEvent(me->streams[0], me->event, 0));
+        CUDA(cudaEventRecord(me->event, me->streams[1]));
+        CUDA(cudaStreamWaitEvent(me->streams[0], me->event, 0));
     }
-    RD_CUDA(cudaStreamEndCapture(me->streams[0], &captured));
-    RD_CUDA(cudaGraphInstantiateWithFlags(&graph->exec, captured, 0));
-    RD_CUDA(cudaGraphDestroy(captured));
-    RD_CUDA(cudaEventCreateWithFlags(&graph->done, cudaEventDisableTiming));
+    CUDA(cudaStreamEndCapture(me->streams[0], &captured));
+    CUDA(cudaGraphInstantiateWithFlags(&graph->exec, captured, 0));
+    CUDA(cudaGraphDestroy(captured));
+    CUDA(cudaEventCreateWithFlags(&graph->done, cudaEventDisableTiming));
 }
 
 static void replay(struct program *p, struct graph *graph)
@@ -243,14 +243,14 @@ static void replay(struct program *p, struct graph *graph)
     if (elements > p->left)
         return;
     p->left -= elements;
-    RD_CUDA(cudaStreamWaitEvent(stream, graph->done, 0));
+    CUDA(cudaStreamWaitEvent(stream, graph->done, 0));
     for (unsigned i = 0; i < graph->n; i++)
         salts[i] = rd_put(me, &graph->calls[i], stream);
     delay(p, stream);
-    RD_CUDA(cudaGraphLaunch(graph->exec, stream));
+    CUDA(cudaGraphLaunch(graph->exec, stream));
     for (unsigned i = 0; i < graph->n; i++)
         rd_take(me, &graph->calls[i], salts[i], stream);
-    RD_CUDA(cudaEventRecord(graph->done, stream));
+    CUDA(cudaEventRecord(graph->done, stream));
 }
 
 static void one_program(struct rd_rank *me, uint64_t seed)
@@ -276,8 +276,8 @@ static void one_program(struct rd_rank *me, uint64_t seed)
     rd_settle(me);
     for (int i = 0; i < GRAPHS; i++) {
         if (p.graphs[i].exec) {
-            RD_CUDA(cudaGraphExecDestroy(p.graphs[i].exec));
-            RD_CUDA(cudaEventDestroy(p.graphs[i].done));
+            CUDA(cudaGraphExecDestroy(p.graphs[i].exec));
+            CUDA(cudaEventDestroy(p.graphs[i].done));
         }
     }
 }

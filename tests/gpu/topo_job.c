@@ -6,17 +6,14 @@
 #include "tests/gpu/job.h"
 #include "tests/rig/ranks.h"
 
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #define COUNT 65536
 
 struct shared {
-    bool only_init;     /* before the ranks start */
-    ncclUniqueId id;    /* written by rank 0 before has_id */
-    _Atomic int has_id; /* release, acquire */
+    bool only_init; /* before the ranks start */
+    struct job_id id;
 };
 
 static void work(ncclComm_t comm, cudaStream_t stream, int rank, int ranks)
@@ -41,13 +38,7 @@ static int run_rank(int rank, int ranks, void *arg)
     if (ranks > devices)
         job_be_on_node(rank / devices);
     stream = job_stream(rank % devices);
-    if (rank == 0) {
-        NCCL(ncclGetUniqueId(&shared->id));
-        atomic_store(&shared->has_id, 1);
-    }
-    while (!atomic_load(&shared->has_id))
-        usleep(500);
-    NCCL(ncclCommInitRank(&comm, ranks, shared->id, rank));
+    NCCL(ncclCommInitRank(&comm, ranks, job_get_id(&shared->id, rank), rank));
     if (!shared->only_init)
         work(comm, stream, rank, ranks);
     NCCL(ncclCommDestroy(comm));

@@ -22,22 +22,6 @@ struct job {
     bool json;
 };
 
-void rd_nccl(ncclResult_t result, const char *call, const char *file, int line)
-{
-    if (result == ncclSuccess)
-        return;
-    fprintf(stderr, "%s:%d: %s: %s\n", file, line, call, ncclGetLastError(NULL));
-    abort();
-}
-
-void rd_cuda(cudaError_t result, const char *call, const char *file, int line)
-{
-    if (result == cudaSuccess)
-        return;
-    fprintf(stderr, "%s:%d: %s: %s\n", file, line, call, cudaGetErrorString(result));
-    abort();
-}
-
 static double uniform(uint64_t x)
 {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -68,17 +52,6 @@ static double error_of(const float *got, size_t count, int n)
     return sqrt(diff / norm);
 }
 
-static ncclUniqueId get_id(struct rd_shared *shared, int rank)
-{
-    if (rank == 0) {
-        RD_NCCL(ncclGetUniqueId(&shared->id));
-        atomic_store(&shared->has_id, 1);
-    }
-    while (!atomic_load(&shared->has_id))
-        usleep(500);
-    return shared->id;
-}
-
 static int report(const struct job *job, const float *got, int n)
 {
     const char *wire = getenv("LOONGCOMM_ALLREDUCE_WIRE");
@@ -101,39 +74,34 @@ static int run_rank(int rank, int n, void *arg)
     struct job *job = arg;
     size_t bytes = job->count * sizeof(float);
     float *data = malloc(bytes), *device;
-    int devices = 0, failed = 0;
+    int devices = job_devices(), failed = 0;
     cudaStream_t stream;
     ncclComm_t comm;
-    char node[32];
 
     CHECK(data);
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0)
+    if (devices == 0)
         return LC_SKIP;
-    if (n > devices) {
-        (void)snprintf(node, sizeof(node), "node%d", rank / devices);
-        setenv("NCCL_HOSTID", node, 0);
-    }
-    RD_CUDA(cudaSetDevice(rank % devices));
-    RD_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    RD_CUDA(cudaMalloc((void **)&device, bytes));
-    RD_NCCL(ncclCommInitRank(&comm, n, get_id(job->shared, rank), rank));
+    if (n > devices)
+        job_be_on_node(rank / devices);
+    stream = job_stream(rank % devices);
+    CUDA(cudaMalloc((void **)&device, bytes));
+    NCCL(ncclCommInitRank(&comm, n, job_get_id(&job->shared->id, rank), rank));
     for (size_t i = 0; i < job->count; i++)
         data[i] = normal(rank, i);
     for (int i = 0; i <= WARM; i++) {
         size_t count = i < WARM && job->count > 16384 ? 16384 : job->count;
 
-        RD_CUDA(
-            cudaMemcpyAsync(device, data, count * sizeof(float), cudaMemcpyHostToDevice, stream));
-        RD_NCCL(ncclAllReduce(device, device, count, ncclFloat32, ncclSum, comm, stream));
-        RD_CUDA(cudaStreamSynchronize(stream));
+        CUDA(cudaMemcpyAsync(device, data, count * sizeof(float), cudaMemcpyHostToDevice, stream));
+        NCCL(ncclAllReduce(device, device, count, ncclFloat32, ncclSum, comm, stream));
+        CUDA(cudaStreamSynchronize(stream));
         usleep(i < WARM / 2 ? 4000 : 0);
     }
-    RD_CUDA(cudaMemcpy(data, device, bytes, cudaMemcpyDeviceToHost));
+    CUDA(cudaMemcpy(data, device, bytes, cudaMemcpyDeviceToHost));
     if (rank == 0)
         failed = report(job, data, n);
-    RD_NCCL(ncclCommDestroy(comm));
-    RD_CUDA(cudaFree(device));
-    RD_CUDA(cudaStreamDestroy(stream));
+    NCCL(ncclCommDestroy(comm));
+    CUDA(cudaFree(device));
+    CUDA(cudaStreamDestroy(stream));
     free(data);
     return failed;
 }
