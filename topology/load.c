@@ -24,7 +24,8 @@ static int read_text(struct lc_topo *topo, const char *text, size_t size)
     int err;
 
     if (memchr(text, '\0', size))
-        return lc_topo_fail(topo, EILSEQ, 0, "no text");
+        return lc_topo_fail(topo, EILSEQ, 0,
+                            "no text (an archive of a machine has to be unpacked)");
     err = lc_xml_walk(topo, text, size, true, take_root, root);
     if (err < 0)
         return err;

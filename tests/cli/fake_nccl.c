@@ -8,7 +8,9 @@
 
 ncclResult_t ncclGetVersion(int *version)
 {
-    *version = 22809;
+    const char *other = getenv("LC_FAKE_NCCL_VERSION");
+
+    *version = other ? atoi(other) : 22809;
     return ncclSuccess;
 }
 

@@ -130,6 +130,18 @@ class Doctor(CliTest):
         findings = self.doctor(PYTHONPATH=site)
         self.assert_finding(findings, "nccl-two", "warning", other, "inside", site)
 
+    def test_two_cuda_runtimes_are_named(self):
+        paths = [self.path(folder, "libcudart.so.13") for folder in ("one", "two")]
+        for path in paths:
+            os.makedirs(os.path.dirname(path))
+            shutil.copy(os.environ["LC_FAKE_NCCL"], path)
+        site = self.torch(after="".join("ctypes.CDLL(%r)\n" % path for path in paths))
+        self.assert_finding(self.doctor(code=0, PYTHONPATH=site), "cudart-two", "warning", *paths)
+
+    def test_old_nccl_is_named(self):
+        findings = self.doctor(code=0, PYTHONPATH=self.torch(), LC_FAKE_NCCL_VERSION="21705")
+        self.assert_finding(findings, "nccl-old", "warning", "21705", "2.18")
+
     def test_torch_that_cannot_call_nccl_proves_nothing(self):
         site = self.torch("hidden", nccl_after="def unique_id(): raise RuntimeError('no NCCL')")
         findings = self.doctor(code=0, PYTHONPATH=site)
@@ -339,6 +351,10 @@ raise ImportError("\\x1b[2J" + "x" * 100000)""")
     def test_command_without_nccl_is_an_error(self):
         findings = self.doctor("--", "true", code=1, PYTHONPATH=self.torch())
         self.assert_finding(findings, "command-no-calls", "error", "true")
+
+    def test_command_needs_a_folder_for_its_reports(self):
+        findings = self.doctor("--", "true", code=1, PYTHONPATH=self.torch(), TMPDIR="/no/such")
+        self.assert_finding(findings, "command-folder", "error", "/no/such")
 
     def test_command_that_fails_is_told(self):
         site = self.torch()
