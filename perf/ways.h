@@ -66,6 +66,7 @@ struct lc_ways_options {
     const char *tuner; /* NULL: beside this program */
     int ctas;          /* of the wide communicator, 0: there is none */
     int comms;         /* that take turns, equal ones */
+    bool to_the_end;   /* rounds end with the time alone, where a profile is measured */
     bool help;
 };
 

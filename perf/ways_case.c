@@ -335,6 +335,15 @@ static int round_of_turns(struct context *c, const struct plan *plan, int round,
     return 0;
 }
 
+static bool is_decided(const struct context *c, const bool *in)
+{
+    const struct lc_ways_options *o = c->job->options;
+
+    if (!o->profile)
+        return lc_ways_hopeless(c->field, c->n, in);
+    return !o->to_the_end && lc_ways_settled(c->field, c->n, in);
+}
+
 static int rounds(struct context *c, const struct plan *plan, struct lc_deadline end)
 {
     double turns = (double)lc_deadline_left_ms(end) / 1e3 / plan->turn_s;
@@ -359,8 +368,7 @@ static int rounds(struct context *c, const struct plan *plan, struct lc_deadline
             return err;
         more = round + 1 < LC_WAYS_LEAST || turns > 0;
         lc_ways_drop(c->field, c->n, turns, in);
-        if (c->job->options->profile ? lc_ways_settled(c->field, c->n, in)
-                                     : lc_ways_hopeless(c->field, c->n, in))
+        if (is_decided(c, in))
             more = false;
     }
     return 0;

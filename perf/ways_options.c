@@ -27,6 +27,8 @@ static const char usage_text[] =
     "                     luck of its own, such as which connection is served by whom\n"
     "  --ranks N          ranks (as many as GPUs, at least 2)\n"
     "  --budget SECONDS   all cases together; what is left then is said to be (60)\n"
+    "  --to-the-end       as many rounds as there is time for, also where a profile is surely no worse\n"
+    "                     than all else, which ends them otherwise\n"
     "  --graph            calls are captured once a turn and replayed\n"
     "  --timeout SECONDS  longest wait for a rank (60)\n"
     "  --tuner PATH       libnccl-tuner-loongcomm-measure.so (the one beside this program)\n"
@@ -166,6 +168,7 @@ enum option_id {
     OPT_COMMS,
     OPT_RANKS,
     OPT_BUDGET,
+    OPT_TO_THE_END,
     OPT_GRAPH,
     OPT_TIMEOUT,
     OPT_TUNER,
@@ -174,19 +177,20 @@ enum option_id {
 };
 
 static const struct option long_options[] = {
-    {"case",     required_argument, NULL, OPT_CASE   },
-    { "way",     required_argument, NULL, OPT_WAY    },
-    { "profile", required_argument, NULL, OPT_PROFILE},
-    { "ctas",    required_argument, NULL, OPT_CTAS   },
-    { "comms",   required_argument, NULL, OPT_COMMS  },
-    { "ranks",   required_argument, NULL, OPT_RANKS  },
-    { "budget",  required_argument, NULL, OPT_BUDGET },
-    { "graph",   no_argument,       NULL, OPT_GRAPH  },
-    { "timeout", required_argument, NULL, OPT_TIMEOUT},
-    { "tuner",   required_argument, NULL, OPT_TUNER  },
-    { "json",    required_argument, NULL, OPT_JSON   },
-    { "help",    no_argument,       NULL, OPT_HELP   },
-    { NULL,      0,                 NULL, 0          },
+    {"case",        required_argument, NULL, OPT_CASE      },
+    { "way",        required_argument, NULL, OPT_WAY       },
+    { "profile",    required_argument, NULL, OPT_PROFILE   },
+    { "ctas",       required_argument, NULL, OPT_CTAS      },
+    { "comms",      required_argument, NULL, OPT_COMMS     },
+    { "ranks",      required_argument, NULL, OPT_RANKS     },
+    { "budget",     required_argument, NULL, OPT_BUDGET    },
+    { "to-the-end", no_argument,       NULL, OPT_TO_THE_END},
+    { "graph",      no_argument,       NULL, OPT_GRAPH     },
+    { "timeout",    required_argument, NULL, OPT_TIMEOUT   },
+    { "tuner",      required_argument, NULL, OPT_TUNER     },
+    { "json",       required_argument, NULL, OPT_JSON      },
+    { "help",       no_argument,       NULL, OPT_HELP      },
+    { NULL,         0,                 NULL, 0             },
 };
 
 static int parse_one(int id, const char *text, struct parser *parser)
@@ -204,6 +208,7 @@ static int parse_one(int id, const char *text, struct parser *parser)
     case OPT_COMMS: return parse_count(text, 1, LC_WAYS_COMMS, &o->comms);
     case OPT_RANKS: return parse_count(text, 2, LC_BENCH_MAX_RANKS, &o->bench.ranks);
     case OPT_BUDGET: return parse_number(text, 0.1, 1e6, &o->bench.budget_s);
+    case OPT_TO_THE_END: o->to_the_end = true; return 0;
     case OPT_GRAPH: o->bench.graph = true; return 0;
     case OPT_TIMEOUT: return parse_count(text, 1, 1000000, &o->bench.timeout_s);
     case OPT_TUNER: o->tuner = text; return *text ? 0 : -EINVAL;

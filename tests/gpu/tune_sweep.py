@@ -31,7 +31,8 @@ JOB_S = (1, .45)  # what starting and ending a job cost, and more for each rank;
 AGAIN = .2  # of a pair's time, for the short ones
 TUNE = .4  # of a pair's measuring is the profile's; the more rounds the sweep has, the less its own spread hides
 LOOKS = (2, 5)  # jobs that look again at what is not shown in the first one: at least, and at most
-LOOK_ROUNDS = 20  # that each of them should have time for
+LOOK_ROUNDS = 30  # that each of them should have time for
+LOOK_COMMS = 4  # in them
 
 
 def ways(op):
@@ -175,11 +176,12 @@ class Pair:
                 break
 
     def looks(self):
-        """{(operation, bytes): what each of the jobs that looked again has of it}"""
+        """{(operation, bytes): what each of the jobs that looked again has of it, and of how many communicators}"""
         found = {}
         for name in sorted(glob.glob(glob.escape(self.name) + ".again.*.json")):
-            for op, size, field in self.fields(name[len(self.name):])[1]:
-                found.setdefault((op, size), []).append(field)
+            document, fields = self.fields(name[len(self.name):])
+            for op, size, field in fields:
+                found.setdefault((op, size), []).append((field, document.get("comms", 1)))
         return found
 
     def rows(self):
@@ -191,15 +193,18 @@ class Pair:
         for op, size, field in fields:
             if is_whole(field):
                 row, own = judge(op, size, field, comms), looks.get((op, size), [])
-                found.append((judge_again(row, field, own, comms), field, len(own)))
+                found.append((judge_again(row, field, own), field, len(own)))
         return found
 
     def to_look_at(self):
         """What the first job has not shown is measured in others, with what was better there: all rounds of one job share its luck,
         and the best of many ways is the luckiest one also by that. How many more depends on how far equal sides are apart in
         them, and on nothing that they say of the profile."""
-        return [(row, field) for row, field, looks in self.rows() if row["open"] and (
-            looks < LOOKS[0] or (row["median_error"] > MOST and looks < LOOKS[1]))]
+        options = self.sweep.options
+        asked = {in_bytes(size) for size in sizes(self.ranks, options.sizes)}
+        return [(row, field) for row, field, looks in self.rows()
+                if row["open"] and row["op"] in options.ops and row["bytes"] in asked and (
+                    looks < LOOKS[0] or (row["median_error"] > MOST and looks < LOOKS[1]))]
 
     def look_again(self, seconds):
         number = len(glob.glob(glob.escape(self.name) + ".again.*.json"))
@@ -208,7 +213,7 @@ class Pair:
             cases.setdefault(row["op"], []).append(str(row["bytes"]))
             wanted.setdefault(row["op"], set()).update(better(field))
             want_s += LOOK_ROUNDS * (3 + len(better(field))) * turn_s(row["default_us"])
-        command = [self.sweep.options.bench, "ways", "--ranks", str(self.ranks), "--comms", str(COMMS), "--budget", "%.1f" % min(seconds, want_s),
+        command = [self.sweep.options.bench, "ways", "--ranks", str(self.ranks), "--comms", str(LOOK_COMMS), "--to-the-end", "--budget", "%.1f" % min(seconds, want_s),
                    "--profile", self.name + ".profile", "--json", name + ".new"]
         for op, own in cases.items():
             command += ["--case", "%s:%s" % (op, ",".join(own))]
@@ -247,7 +252,7 @@ def better(field):
 
 def turn_s(us):
     """What a turn of calls that long takes in all, about."""
-    return .002 + (.002 if us < 1000 else 2 * us / 1e6)
+    return .002 + (.002 if us < 1000 else (2 if us < 20000 else 1) * us / 1e6)
 
 
 def median_error(*jobs):
@@ -310,15 +315,16 @@ def judge(op, size, field, comms=1):
             "open": by_noise or not decided["passed"], **decided}
 
 
-def judge_again(row, field, looks, comms):
+def judge_again(row, field, looks):
     """What the first job has not shown, by the rounds of others, in which nothing was chosen: each of those counts as much."""
-    looks = [look for look in looks if is_whole(look)]
+    of_comms = [(look, comms) for look, comms in looks if is_whole(look)]
+    looks = [look for look, _ in of_comms]
     if not row["open"] or not looks:
         return row
     tuned, again = (statistics.mean(look[name]["ratio"]["median"] for look in looks) for name in ("profile", "again"))
     error = max(median_error(*(look["again"]["ratio"]["rounds"] for look in looks)), abs(again - 1))
     apart = {}
-    for look in looks:
+    for look, comms in of_comms:
         for name in ["default"] + better(field):  # also the few rounds of one that was dropped
             if look.get(name, {}).get("ratio"):
                 pairs = zip(look[name]["ratio"]["rounds"], look["profile"]["ratio"]["rounds"])

@@ -97,7 +97,7 @@ class Again(unittest.TestCase):
         row = tune_sweep.judge("allreduce", 8, first)
         self.assertTrue(row["open"])
         more = {name: second.pop(name) for name in list(second) if "/" in name or name == "again"}
-        return tune_sweep.judge_again(row, first, list(looks) or [dict(field(**second), **more)], 1)
+        return tune_sweep.judge_again(row, first, [(look, 1) for look in list(looks) or [dict(field(**second), **more)]])
 
     def test_luck_of_one_job_is_no_failure(self):
         row = self.again(field(1.5, 1.8), profile=1.5, way=1.51)
@@ -133,6 +133,13 @@ class Again(unittest.TestCase):
         self.assertTrue(self.again(first, noisy[0])["passed"])
         self.assertTrue(self.again(first, *noisy)["not_best"])  # which cancels out
 
+    def test_each_communicator_of_a_job_counts_as_much(self):
+        first, look = field(1.5, 1.8), field(1.5, 1.5)
+        look["ring/simple/2"]["ratio"]["rounds"] = [1.5, 1.5, 1.65, 1.65, 1.5, 1.5, 1.5, 1.5, 1.5]
+        row = tune_sweep.judge("allreduce", 8, first)
+        behind = [tune_sweep.judge_again(row, first, [(look, comms)])["behind_best"] for comms in (1, 2, 4)]
+        self.assertEqual([round(one, 3) for one in behind], [0, 0.025, 0.025])
+
     def test_what_passed_for_noise_alone_is_open(self):
         state = lambda row: (row["passed"], row["open"])  # noqa: E731
         judge = lambda *args, **more: state(tune_sweep.judge("allreduce", 8, field(*args, **more)))  # noqa: E731
@@ -149,10 +156,10 @@ LOG = "h:1:2 [0] NCCL INFO AllReduce: 1048576 Bytes -> Algo %s proto %s channel{
 class Jobs(unittest.TestCase):
     """Which jobs a pair runs; what runs them is stood in for."""
 
-    def run_pair(self, way, looks=()):
+    def run_pair(self, way, looks=(), **more):
         """`looks`: what equal sides and `way` are in the jobs that look again, one after the other."""
         with tempfile.TemporaryDirectory() as folder:
-            pair = tune_sweep.Sweep(options(folder)).pairs[0]
+            pair = tune_sweep.Sweep(options(folder, **more)).pairs[0]
             jobs, looks = [], list(looks)
 
             def call(command, log, limit, **variables):
@@ -180,6 +187,7 @@ class Jobs(unittest.TestCase):
         jobs, row = self.run_pair(1.7, [(1, 1.5), (1, 1.52)])
         self.assertEqual(([job[1] for job in jobs], row["passed"]), (["tune", "ways", "ways", "ways"], True))
         words = jobs[2]
+        self.assertEqual(["--to-the-end" in job for job in jobs], [False, False, True, True])
         self.assertEqual([words[i + 1] for i, word in enumerate(words) if word in ("--case", "--way")],
                          ["allreduce:8", "allreduce:ring/simple/2"])
 
@@ -189,6 +197,11 @@ class Jobs(unittest.TestCase):
         jobs, row = self.run_pair(1.7, [(0.88, 1.5)] * 5)
         self.assertEqual((len(jobs), row["passed"]), (7, False))
         self.assertTrue(row["undecided"])
+
+    def test_only_what_is_asked_for_is_looked_at(self):
+        for ops, sizes, looks in ((tune_sweep.OPS, tune_sweep.SIZES, 2), (["allgather"], tune_sweep.SIZES, 0), (tune_sweep.OPS, ["1m"], 0)):
+            jobs, _ = self.run_pair(1.7, [(1, 1.5), (1, 1.5)], ops=ops, sizes=sizes)
+            self.assertEqual(len(jobs), 2 + looks)
 
 
 class Log(unittest.TestCase):
