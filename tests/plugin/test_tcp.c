@@ -498,7 +498,7 @@ static void few_threads_and_nccls_share_a_message(void)
         memset(from, ++messages, piece);
         pair_send(&pair, from, piece, from + piece, piece);
         CHECK(memcmp(from, from + piece, piece) == 0);
-        CHECK(pieces_of(pair.send) == (uint64_t)messages * (uint64_t)(engine.threads_wanted + 1));
+        CHECK(pieces_of(pair.send) == (uint64_t)(messages * engine.parts));
         conn_lock(conn);
         for (int i = 1; i < conn->n_lanes; i++)
             pooled += conn->lanes[i].count;
@@ -544,7 +544,7 @@ static void threads_look_on_before_they_sleep(void)
     pthread_t watcher;
     void *seen;
 
-    CHECK(engine.lookers > 0 && engine.lookers <= engine.threads_wanted);
+    CHECK(engine.lookers <= engine.threads_wanted);
     CHECK(pthread_create(&watcher, NULL, watch_for_looks, &over) == 0);
     while (!atomic_load(&over) && !lc_deadline_passed(end))
         pair_send(&pair, from, sizeof(from), to, sizeof(to));
@@ -926,11 +926,11 @@ int main(int argc, char **argv)
     an_older_question_comes_too_late_to_matter();
     the_first_long_message_brings_the_other_sockets();
     what_stays_in_the_machine_is_not_paced();
-    if (engine.sockets > 1)
+    if (engine.sockets > 1 && engine.lookers > 0)
         threads_look_on_before_they_sleep();
     if (engine.sockets > 1)
         every_lane_is_woken_whatever_threads_seem_to_do();
-    if (!engine.relieves && engine.sockets > 1 && piece == 524288)
+    if (!engine.relieves && engine.sockets > 1 && engine.parts > 1 && piece == 524288)
         few_threads_and_nccls_share_a_message();
     /* With two sockets beside the first, and pieces of which two can be made (small ones are never cut). */
     if (engine.relieves && engine.sockets > 2 && piece >= 131072) {

@@ -103,7 +103,8 @@ static void many_ranks_of_a_machine_have_one_thread_each(void)
     CHECK(unsetenv("LOONGCOMM_NET_THREADS") == 0 && unsetenv("LOONGCOMM_NET_SOCKETS") == 0);
     CHECK(engine_configure() == 0);
     CHECK(engine.threads_wanted == 1 && engine.sockets == 2 && !engine.relieves);
-    CHECK(engine.piece == 512 << 10 && engine.spin_ns == 100000 && engine.lookers == 1);
+    CHECK(engine.piece == 512 << 10 && engine.spin_ns == 100000 && engine.lookers == 0 &&
+          engine.parts == 1);
 }
 
 int main(void)

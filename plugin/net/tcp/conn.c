@@ -232,11 +232,11 @@ static uint64_t sendable(const struct conn *conn)
     return conn->posted < conn->credit ? conn->posted : conn->credit;
 }
 
-/* Of the message that is next, for all threads and NCCL's: where processors are few it carries its part. */
+/* Of the message that is next: where processors are few NCCL's thread carries its part. */
 static uint64_t part_of_all(const struct conn *conn)
 {
     uint64_t size = conn->cut < conn->posted ? conn->ring[conn->cut % LC_TCP_WINDOW].size : 0;
-    uint64_t part = size / ((uint64_t)engine.threads_wanted + 1) + LC_TCP_BLOCK - 1;
+    uint64_t part = size / (uint64_t)engine.parts + LC_TCP_BLOCK - 1;
 
     part -= part % LC_TCP_BLOCK;
     if (part < HALF)

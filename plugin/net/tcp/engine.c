@@ -123,9 +123,11 @@ static void read_settings(void)
     engine.relieves = engine.threads_wanted > 1 &&
                       (processors >= PLENTY ||
                        (config->net_threads && engine.threads_wanted >= MANY));
+    /* As many as can move at once: with one processor others would only be woken for what NCCL's thread could have done. */
+    engine.parts = engine.threads_wanted < processors ? engine.threads_wanted + 1 : processors;
     engine.spin_ns = 1000 * (int64_t)(config->net_spin < SPIN_MOST ? config->net_spin : SPIN_MOST);
-    /* All of many threads would look on where half of them find something. */
-    engine.lookers = engine.relieves ? (engine.threads_wanted + 1) / 2 : engine.threads_wanted;
+    /* All of many threads would look on where half of them find something; and NCCL's looks for itself. */
+    engine.lookers = engine.relieves ? (engine.threads_wanted + 1) / 2 : engine.parts - 1;
     /* Each piece costs calls and a wake: where there are few to share a message it has no more than they are, as a rule. */
     engine.piece = choose_piece(config->net_piece, engine.relieves ? 256 << 10 : 512 << 10);
     engine.elide = config->net_elide;

@@ -333,6 +333,7 @@ struct engine {
     int threads_wanted;
     bool
         relieves; /* lane 0 leaves long messages to the pool, as far as it has lanes on the same rail */
+    int parts;       /* of a long message, one for each thread, where NCCL's carries one of them */
     int64_t spin_ns; /* so long looks a thread that has moved something ... */
     int lookers;     /* ... if no more than so many do */
     uint32_t piece;
