@@ -145,7 +145,7 @@ at_best alltoall-4 5 "$four" alltoall --ranks 4 --sizes 1m,32m
 as_it_comes allreduce-4 4 "$four" allreduce --ranks 4 --sizes 1m,16m,64m
 best=$best2
 at_best small-2 4 "$two" allreduce --ranks 2 --sizes 8,16k,64k,256k
-own 8 "" 1m,16m LOONGCOMM_NET_PIECE=256k LOONGCOMM_NET_SOCKETS=2
+own 8 "" 16m,64m LOONGCOMM_NET_SPIN=0 LOONGCOMM_NET_SOCKETS=2
 own 4 "$four" 1m,16m LOONGCOMM_NET_THREADS=1 LOONGCOMM_NET_THREADS=3
 row own-2-spin-0 4 "$plugin $two" LOONGCOMM_NET_SPIN=0 alltoall --ranks 2 --sizes 1m,64m --live 1.0,0.25
 row own-2-chunk-256k 4 "$plugin $two" NCCL_P2P_NET_CHUNKSIZE=262144 alltoall --ranks 2 --sizes 1m,64m --live 1.0,0.25
