@@ -77,8 +77,8 @@ ncclResult_t rig_group_end(void)
         return rig_error(ncclInvalidUsage, "ncclGroupEnd without ncclGroupStart");
     if (--group.depth > 0)
         return ncclSuccess;
-    if (lcrig_fault("ncclGroupEnd"))
-        rig_group_note(ncclSystemError);
+    if (lcrig_fault("ncclGroupEnd") && group.error == ncclSuccess)
+        group.error = rig_error(ncclSystemError, "ncclGroupEnd: injected fault");
     return group_close(false);
 }
 

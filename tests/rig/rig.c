@@ -33,17 +33,18 @@ static _Thread_local struct running *my_running;
 static _Thread_local int thread_rank = -1;
 
 struct fault {
-    char *site;
+    const char *site;
     unsigned long long nth;
     long rank; /* -1: any */
     unsigned long long calls;
 };
 
-/* Written once under faults_once; the counters afterwards under faults_lock. */
+/* Written once under faults_once, then under faults_lock; the count is read without it, so that calls are fast where
+ * there are none: whoever adds one sees it. */
 static pthread_once_t faults_once = PTHREAD_ONCE_INIT;
 static pthread_mutex_t faults_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct fault faults[16];
-static size_t fault_count;
+static _Atomic size_t fault_count;
 
 void lcrig_fail(const char *fmt, ...)
 {
@@ -125,7 +126,7 @@ static void parse_fault(char *spec)
     char *who = strtok_r(NULL, ":", &save);
 
     if (fault_count == sizeof(faults) / sizeof(faults[0]))
-        lcrig_fail("LCRIG_FAULT: more than %zu faults", fault_count);
+        lcrig_fail("LCRIG_FAULT: more than %zu faults", sizeof(faults) / sizeof(faults[0]));
     if (!site || !nth || strtok_r(NULL, ":", &save) ||
         (who && !parse_number(who, 1 << 20, &rank)) ||
         !parse_number(nth, 1ULL << 40, &fault->nth) || !fault->nth)
@@ -168,6 +169,22 @@ bool lcrig_fault(const char *site)
     }
     pthread_mutex_unlock(&faults_lock);
     return hit;
+}
+
+void lcrig_fail_next(const char *site)
+{
+    size_t i = 0;
+
+    pthread_once(&faults_once, parse_faults);
+    pthread_mutex_lock(&faults_lock);
+    while (i < fault_count && faults[i].calls < faults[i].nth)
+        i++; /* one that is over */
+    if (i == sizeof(faults) / sizeof(faults[0]))
+        lcrig_fail("too many faults");
+    faults[i] = (struct fault){ .site = site, .nth = 1, .rank = lcrig_rank() };
+    if (i == fault_count)
+        fault_count++;
+    pthread_mutex_unlock(&faults_lock);
 }
 
 static uint64_t mix(uint64_t value)

@@ -83,8 +83,12 @@ unsigned long long lcrig_gpu_work_count(void);
 unsigned long long lcrig_unrecorded_waits(void);
 
 /* Fault injection: LCRIG_FAULT="cudaMalloc:3:1" makes the third cudaMalloc of rank 1 fail once. Returns true when
- * the call at `site` is to fail. Sites are API names. A malformed setting is a failure. */
+ * the call at `site` is to fail. Sites are API names. A malformed setting is a failure. An operation outside of a group
+ * passes ncclGroupEnd, too. */
 bool lcrig_fault(const char *site);
+
+/* The next call at `site` (static text) on this thread's rank fails once. */
+void lcrig_fail_next(const char *site);
 
 /* Rank used for faults, delays and messages: of this thread if set, else of the process. Streams take over the rank of
  * the thread that makes them, so it holds inside run(), too. */

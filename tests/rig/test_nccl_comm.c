@@ -299,6 +299,11 @@ static int a_failed_call_fails_the_group_and_nothing_of_it_runs(int rank, int n,
     NCCL(ncclGroupStart());
     NCCL(ncclSend(x, 1, ncclInt, rank, comm, stream));
     CHECK(ncclGroupEnd() == ncclInvalidUsage);
+    lcrig_fail_next("ncclGroupEnd");
+    NCCL(ncclGroupStart());
+    NCCL(ncclAllReduce(x, x, 1, ncclInt, ncclSum, comm, stream));
+    CHECK(ncclGroupEnd() == ncclSystemError);
+    CHECK(strstr(ncclGetLastError(comm), "ncclGroupEnd: injected fault"));
     NCCL(ncclGroupStart());
     NCCL(ncclAllReduce(x, x, 1, ncclInt, ncclSum, comm, stream));
     NCCL(ncclGroupSimulateEnd(&info));
