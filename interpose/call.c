@@ -62,8 +62,8 @@ ncclResult_t lc_call_leave(struct lc_op *op, ncclResult_t result)
     struct lc_comm *comm = op->comm;
 
     lc_thread.inside = false;
-    if (!lc_accepted(result) && !op->settled)
-        lc_gather_refuse();
+    if (!lc_accepted(result))
+        lc_gather_refuse(op->settled ? result : ncclSuccess);
     if (comm)
         lc_progress_return(&comm->progress);
     if (!comm || op->gathered)
@@ -75,7 +75,7 @@ ncclResult_t lc_call_leave(struct lc_op *op, ncclResult_t result)
                       lc_outcome_sent((enum lc_outcome)op->outcome, bytes));
         lc_trace("%s of %zu elements on communicator %lld", lc_op_name(op->kind), op->count,
                  (long long)comm->number);
-    } else if (op->counted && !op->settled) {
+    } else if (op->counted) {
         lc_route_refused(op);
     }
     lc_comm_put(comm);

@@ -8,6 +8,7 @@
 #include "interpose/pairs.h"
 #include "interpose/process.h"
 #include "interpose/reduce.h"
+#include "interpose/refusal.h"
 #include "interpose/rings.h"
 #include "interpose/rounding.h"
 #include "interpose/verify.h"
@@ -32,6 +33,7 @@ struct member {
     size_t n, room;
     size_t used; /* bytes of scratch in this round */
     bool begun;  /* something of ours is on streams[0] */
+    bool met;    /* peers may have got something of it: it cannot be undone any more */
     bool rings;  /* and some of it goes without NCCL, which then does not know of that stream */
 };
 
@@ -65,7 +67,8 @@ struct lc_gather {
     size_t members_n, members_room;
     struct member *last;  /* of the call before: most groups have one */
     struct batch *inside; /* called in the open group, to be finished behind it */
-    bool refused;         /* NCCL has refused a call of the group */
+    bool refused;         /* a call of the group has failed */
+    ncclResult_t failure; /* of the call, where NCCL does not know of it */
 };
 
 static ncclResult_t failed(const struct lc_comm *comm, const char *what)
@@ -76,8 +79,19 @@ static ncclResult_t failed(const struct lc_comm *comm, const char *what)
     return ncclSystemError;
 }
 
+static ncclResult_t refuse(const struct lc_comm *comm, int err)
+{
+    const struct lc_backend *backend = comm->reducer->backend;
+
+    lc_error("a group: a stream cannot take it (%s)", backend->lk_error_text(err));
+    (void)backend->cudaGetLastError();
+    return ncclUnhandledCudaError;
+}
+
 static ncclResult_t cuda_failed(const struct lc_comm *comm, int err)
 {
+    if (lc_is_void(err))
+        return refuse(comm, err);
     return failed(comm, comm->reducer->backend->lk_error_text(err));
 }
 
@@ -586,29 +600,61 @@ static int join_behind(const struct member *member)
     return err;
 }
 
-/* NCCL refuses a group whose streams are not all in one graph or in none. */
+/* NCCL refuses a group whose streams are not all in one graph or in none, or in one that has become invalid. */
 static ncclResult_t check_captures(const struct member *member)
 {
-    const struct lc_backend *backend = member->comm->reducer->backend;
-    unsigned long long first = 0, other = 0;
-    int err = lc_capture_id(backend, member->streams[0], &first);
+    struct lc_span span;
+    int err = lc_span_begin(member->comm->reducer, member->streams[0], &span);
+    bool begun = !err, alike = true;
 
-    for (size_t i = 1; !err && i < member->n; i++) {
-        err = lc_capture_id(backend, member->streams[i], &other);
-        if (!err && other != first)
-            return ncclInvalidUsage;
+    for (size_t i = 1; !err && alike && i < member->n; i++) {
+        unsigned long long other;
+
+        err = lc_capture_id(span.reducer->backend, member->streams[i], &other);
+        alike = err || other == span.capture;
     }
-    return err ? cuda_failed(member->comm, err) : ncclSuccess;
+    if (begun)
+        lc_span_end(&span);
+    if (err)
+        return lc_is_streams_fault(err) ? refuse(member->comm, err)
+                                        : cuda_failed(member->comm, err);
+    return alike ? ncclSuccess : ncclInvalidUsage;
+}
+
+/* Of all communicators that something of ours is for, before any of it: NCCL does nothing of a group that it refuses. */
+static ncclResult_t check_all_captures(struct lc_gather *gather)
+{
+    ncclResult_t result = ncclSuccess;
+    const struct lc_comm *last = NULL;
+
+    for (size_t i = 0; result == ncclSuccess && i < gather->n; i++) {
+        const struct lc_comm *comm = gather->items[i].op.comm;
+
+        if (comm != last && comm->reducer)
+            result = check_captures(find_member(gather, comm));
+        last = comm;
+    }
+    return result;
+}
+
+/* The member's streams are in a capture that has become invalid: nothing of ours on them will ever run. */
+static bool is_void(const struct member *member)
+{
+    struct lc_span span;
+    int err = lc_span_begin(member->comm->reducer, member->streams[0], &span);
+
+    if (!err)
+        lc_span_end(&span);
+    return lc_is_void(err);
 }
 
 /* Before the first work of ours in the group. */
 static ncclResult_t begin(struct member *member, struct lc_span *span)
 {
-    ncclResult_t result = member->begun ? ncclSuccess : check_captures(member);
     int err = 0;
 
-    if (result != ncclSuccess || member->begun)
-        return result;
+    if (member->begun)
+        return ncclSuccess;
     member->begun = true;
     err = join_before(member);
     if (!err && member->rings)
@@ -709,6 +755,7 @@ static int launch_messages(struct member *member, const struct lc_messages *list
         err = lc_span_wait(&span);
     if (!err && list->n_sends > 0)
         err = lc_mask_take(member->comm, &member->sends, span.stream, span.capture, &mask);
+    member->met |= !err;
     if (!err)
         err = lc_messages_launch(member->comm, list, &mask, &span);
     if (member->side) { /* also behind a part of the work */
@@ -735,8 +782,6 @@ static ncclResult_t start_messages(struct lc_gather *gather)
             result = failed(member->comm, "out of memory");
         if (result == ncclSuccess && list.n_sends + list.n_recvs > 0) {
             result = lc_agree_error(member->comm->agree);
-            if (result == ncclSuccess)
-                result = check_captures(member);
             if (result == ncclSuccess && !lc_messages_are_whole(&list, member->comm->facts.rank)) {
                 lc_error("a group has unequal sends of a rank to itself and receives from itself");
                 lc_agree_break(member->comm->agree, result = ncclInvalidUsage);
@@ -774,6 +819,7 @@ static ncclResult_t start(struct batch *batch, const struct lc_real *real)
             lc_feedback_pass_group(span.reducer, batch->n);
     }
     if (result == ncclSuccess) {
+        batch->member->met |= is_rings(batch);
         err = is_rings(batch) ? launch(batch, &span) : pack(batch);
         result = err               ? cuda_failed(batch->first->op.comm, err)
                  : is_rings(batch) ? ncclSuccess
@@ -954,22 +1000,44 @@ static bool all_done(const struct lc_gather *gather)
     return true;
 }
 
-void lc_gather_refuse(void)
+void lc_gather_refuse(ncclResult_t failure)
 {
-    if (lc_thread.gather)
-        lc_thread.gather->refused = true;
+    struct lc_gather *gather = lc_thread.gather;
+
+    if (!gather)
+        return;
+    gather->refused = true;
+    if (gather->failure == ncclSuccess)
+        gather->failure = failure;
+}
+
+static ncclResult_t flush(struct lc_gather *gather, const struct lc_real *real)
+{
+    ncclResult_t result = gather->failure;
+
+    if (gather->refused)
+        return result;
+    result = check_all_captures(gather);
+    if (result == ncclSuccess)
+        result = start_messages(gather);
+    return result == ncclSuccess ? start_round(gather, real) : result;
+}
+
+/* NCCL launches nothing of a group in which a call has failed, so one is made that does. */
+static void spoil_group(const struct lc_real *real)
+{
+    lc_error(
+        "a group has failed: NCCL is given a call without a communicator, so that it does nothing of it either");
+    (void)real->ncclAllReduce(NULL, NULL, 0, ncclInt8, ncclSum, NULL, NULL);
 }
 
 ncclResult_t lc_gather_flush(const struct lc_real *real)
 {
-    struct lc_gather *gather = lc_thread.gather;
+    ncclResult_t result = lc_thread.gather ? flush(lc_thread.gather, real) : ncclSuccess;
 
-    ncclResult_t result;
-
-    if (!gather || gather->refused)
-        return ncclSuccess;
-    result = start_messages(gather);
-    return result == ncclSuccess ? start_round(gather, real) : result;
+    if (result != ncclSuccess)
+        spoil_group(real);
+    return result;
 }
 
 /* What the group's own end had no room for. */
@@ -993,6 +1061,29 @@ static void count(const struct item *item)
                   lc_outcome_sent(item->choice.outcome, bytes));
 }
 
+/* NCCL has launched its part. */
+static void note_end(struct lc_gather *gather)
+{
+    for (size_t i = 0; i < gather->n; i++)
+        find_member(gather, gather->items[i].op.comm)->met = true;
+}
+
+/* The program may make a group that has failed again, but not what peers have got of it. */
+static void break_met(const struct lc_gather *gather, ncclResult_t error)
+{
+    for (size_t i = 0; i < gather->members_n; i++) {
+        const struct member *member = gather->members[i];
+
+        if (!member->met || is_void(member) ||
+            lc_agree_own_error(member->comm->agree) != ncclSuccess)
+            continue;
+        lc_error(
+            "a group has failed behind what peers have got of it: further calls on communicator %lld fail, too",
+            (long long)member->comm->number);
+        lc_agree_break(member->comm->agree, error);
+    }
+}
+
 /* What one failure of ours has kept from being made, on whatever communicator, has no match at the peers. */
 static void break_all(const struct lc_gather *gather)
 {
@@ -1004,11 +1095,12 @@ static void break_all(const struct lc_gather *gather)
         lc_agree_break(gather->items[i].op.comm->agree, error);
 }
 
-/* `happened`: else the group's operations are no operations, neither in the ledger nor in the agreement. */
-static void clear(struct lc_gather *gather, bool happened)
+/* `happened`: at NCCL; else the group's operations are no operations of the agreement. `done`: ours, too; else they are
+ * none in the ledger. */
+static void clear(struct lc_gather *gather, bool happened, bool done)
 {
     for (size_t i = 0; i < gather->n; i++) {
-        if (happened)
+        if (done)
             count(&gather->items[i]);
         lc_comm_put(gather->items[i].op.comm);
     }
@@ -1032,22 +1124,27 @@ static void clear(struct lc_gather *gather, bool happened)
 ncclResult_t lc_gather_finish(const struct lc_real *real, ncclResult_t result)
 {
     struct lc_gather *gather = lc_thread.gather;
+    bool happened = result == ncclSuccess;
 
     if (!gather)
         return result;
     lc_thread.gather = NULL;
+    if (happened)
+        note_end(gather);
     result = finish_round(gather, result, real);
     while (result == ncclSuccess && !all_done(gather))
         result = run_round(gather, real);
-    if (result != ncclSuccess)
+    if (result != ncclSuccess) {
         break_all(gather);
+        break_met(gather, result);
+    }
     for (size_t i = 0; i < gather->members_n; i++) {
         ncclResult_t left = leave(gather->members[i]);
 
         if (result == ncclSuccess)
             result = left;
     }
-    clear(gather, result == ncclSuccess);
+    clear(gather, happened, result == ncclSuccess);
     return result;
 }
 
@@ -1084,7 +1181,7 @@ ncclResult_t lc_gather_simulate(const struct lc_real *real)
             op->redop = ncclSum;
         result = simulate(op, real);
     }
-    clear(gather, false);
+    clear(gather, false, false);
     return result;
 }
 

@@ -22,13 +22,16 @@ bool lc_gather_knows(const struct lc_comm *comm);
 ncclResult_t lc_gather_add(struct lc_op *op, const struct lc_choice *choice,
                            const struct lc_redop *redop);
 
-/* NCCL has refused a call: the group is going to fail, and nothing that was gathered may touch a buffer. */
-void lc_gather_refuse(void);
+/* A call has been refused: the group is going to fail, and nothing that was gathered may touch a buffer. `failure`: of
+ * ours, which NCCL does not know of; ncclSuccess where it was NCCL that refused. */
+void lc_gather_refuse(ncclResult_t failure);
 
-/* Before the real end of the outermost group: packs, makes the calls. */
+/* Before the real end of the outermost group: packs, makes the calls. On failure NCCL's group will fail, too. */
 ncclResult_t lc_gather_flush(const struct lc_real *real);
 
-/* After it. `result`: of the real end; on failure everything gathered is dropped. Returns it, or what went wrong. */
+/* After it. `result`: of the flush or the real end; on failure everything gathered is dropped, and the group never was,
+ * but for communicators of which peers have got something: a failure is final for those. Returns it, or what went
+ * wrong. */
 ncclResult_t lc_gather_finish(const struct lc_real *real, ncclResult_t result);
 
 /* For a group that is only simulated: hands the calls to NCCL as the program made them. None of the group's operations

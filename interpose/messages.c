@@ -7,6 +7,7 @@
 #include "interpose/peers.h"
 #include "interpose/policy.h"
 #include "interpose/reduce.h"
+#include "interpose/refusal.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -118,6 +119,13 @@ static ncclResult_t failed(const struct lc_op *op, const char *what)
     return ncclUnhandledCudaError;
 }
 
+static ncclResult_t cuda_failed(const struct lc_op *op, int err)
+{
+    if (lc_is_void(err))
+        return lc_refuse(op, err);
+    return failed(op, op->comm->reducer->backend->lk_error_text(err));
+}
+
 static int take_mask(const struct lc_op *op, unsigned long long capture, struct lk_row_mask *out)
 {
     uintptr_t begin = (uintptr_t)op->send;
@@ -133,12 +141,14 @@ ncclResult_t lc_messages_now(const struct lc_op *op)
     struct lk_row_mask mask = { 0 };
     struct lc_span span;
     int err, recorded;
+    bool refused;
 
     if (!lc_messages_add(&list, op)) {
         lc_messages_free(&list);
         return failed(op, "out of memory");
     }
     err = lc_span_begin(reducer, op->stream, &span);
+    refused = lc_is_streams_fault(err);
     if (!err) {
         err = lc_span_wait(&span);
         if (!err && op->kind == LC_OP_ALL_TO_ALL)
@@ -150,7 +160,9 @@ ncclResult_t lc_messages_now(const struct lc_op *op)
         lc_span_end(&span);
     }
     lc_messages_free(&list);
-    return err ? failed(op, reducer->backend->lk_error_text(err)) : ncclSuccess;
+    if (refused)
+        return lc_refuse(op, err);
+    return err ? cuda_failed(op, err) : ncclSuccess;
 }
 
 /* ---- side streams ---- */

@@ -8,6 +8,7 @@
 #include "interpose/feedback.h"
 #include "interpose/peers.h"
 #include "interpose/process.h"
+#include "interpose/refusal.h"
 #include "interpose/rounding.h"
 #include "interpose/verify.h"
 
@@ -442,6 +443,8 @@ struct cast {
 /* A failure of ours after commit is an error at every rank: never a silent way around it. */
 static ncclResult_t failed(const struct cast *cast, int err)
 {
+    if (lc_is_void(err))
+        return lc_refuse(cast->op, err);
     lc_error("%s of %zu elements: %s", lc_op_name(cast->op->kind), cast->op->count,
              cast->backend->lk_error_text(err));
     lc_agree_break(cast->op->comm->agree, ncclUnhandledCudaError);
@@ -659,6 +662,15 @@ static uint64_t piece(const struct cast *cast)
     return n / LK_PACK_ALIGN * LK_PACK_ALIGN;
 }
 
+/* NCCL has refused a call behind others that peers may have got. */
+static void break_behind(const struct cast *cast, ncclResult_t error)
+{
+    unsigned long long id;
+
+    if (!lc_is_void(lc_capture_id(cast->backend, cast->op->stream, &id)))
+        lc_agree_break(cast->op->comm->agree, error);
+}
+
 ncclResult_t lc_reduce_cast(const struct lc_op *op, const struct lc_redop *redop,
                             const struct lc_real *real)
 {
@@ -680,9 +692,10 @@ ncclResult_t lc_reduce_cast(const struct lc_op *op, const struct lc_redop *redop
     struct lc_span span;
     int err = lc_span_begin(cast.reducer, op->stream, &span);
     int recorded;
+    uint64_t at = 0;
 
     if (err)
-        return failed(&cast, err);
+        return lc_is_streams_fault(err) ? lc_refuse(op, err) : failed(&cast, err);
     err = lc_span_wait(&span);
     cast.most = piece(&cast);
     cast.rounding = lc_rounding_of(cast.reducer, &cast.rng);
@@ -693,10 +706,12 @@ ncclResult_t lc_reduce_cast(const struct lc_op *op, const struct lc_redop *redop
     if (!err)
         result = lc_verify_plain(
             cast.reducer, op, &(struct lc_checked){ .captured = span.capture != 0 }, real, &check);
-    for (uint64_t at = 0; !err && result == ncclSuccess && at < op->count; at += cast.most)
+    for (; !err && result == ncclSuccess && at < op->count; at += cast.most)
         result = run(&cast, at, op->count - at < cast.most ? op->count - at : cast.most);
     if (!err && result == ncclSuccess)
         lc_verify_compare(cast.reducer, &check, op, LC_CAST_BF16);
+    else if (result != ncclSuccess && at > (cast.accurate ? 0 : cast.most))
+        break_behind(&cast, result);
     recorded = lc_span_record(&span); /* also behind a part of the work */
     lc_span_end(&span);
     err = err ? err : recorded;

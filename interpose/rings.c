@@ -8,6 +8,7 @@
 #include "interpose/peers.h"
 #include "interpose/process.h"
 #include "interpose/reduce.h"
+#include "interpose/refusal.h"
 #include "interpose/rounding.h"
 #include "interpose/verify.h"
 
@@ -151,6 +152,8 @@ static ncclResult_t failed(const struct lc_op *op, int err)
 {
     ncclResult_t result = err == -EINVAL ? ncclInvalidArgument : ncclUnhandledCudaError;
 
+    if (lc_is_void(err))
+        return lc_refuse(op, err);
     lc_error("%s of %zu elements in peers' memory: %s", lc_op_name(op->kind), op->count,
              op->comm->reducer->backend->lk_error_text(err));
     lc_agree_break(op->comm->agree, result);
@@ -170,7 +173,7 @@ ncclResult_t lc_reduce_rings(struct lc_op *op, const struct lc_redop *redop,
     int recorded;
 
     if (err)
-        return failed(op, err);
+        return lc_is_streams_fault(err) ? lc_refuse(op, err) : failed(op, err);
     err = lc_span_wait(&span);
     if (!err)
         result = lc_verify_plain(reducer, op, &(struct lc_checked){ .captured = span.capture != 0 },
