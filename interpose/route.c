@@ -271,7 +271,7 @@ static void route_reduction(struct lc_op *op, const struct lc_real *real, bool s
         return;
     }
     op->outcome = (int)choice.outcome;
-    lc_progress_path(&comm->progress, (uint8_t)choice.outcome);
+    lc_progress_path(&comm->progress, true, (uint8_t)choice.outcome);
     if (!now.grouped) {
         settle(op, choice.path == LC_PATH_EXCHANGE ? lc_messages_now(op)
                    : choice.path == LC_PATH_RINGS  ? lc_reduce_rings(op, &now.redop, &choice, real)
@@ -323,7 +323,7 @@ static void route_message(struct lc_op *op)
         return;
     }
     op->outcome = (int)choice.outcome;
-    lc_progress_path(&comm->progress, (uint8_t)choice.outcome);
+    lc_progress_path(&comm->progress, false, (uint8_t)choice.outcome);
     if (bytes == 0)
         settle(op, ncclSuccess); /* both ends know that there is nothing */
     else if (lc_thread.depth == 0)

@@ -88,11 +88,11 @@ static inline void lc_progress_call(struct lc_progress *progress, struct lc_note
     atomic_store_explicit(counter, note->seq, memory_order_release);
 }
 
-/* The last collective takes another path than NCCL's. */
-static inline void lc_progress_path(struct lc_progress *progress, uint8_t path)
+/* The last collective, or the last message, takes another path than NCCL's. */
+static inline void lc_progress_path(struct lc_progress *progress, bool is_collective, uint8_t path)
 {
     uint64_t seq = LC_RELAXED(progress->collectives);
-    struct lc_slot *slot = &progress->recent[seq % LC_RECENT];
+    struct lc_slot *slot = is_collective ? &progress->recent[seq % LC_RECENT] : &progress->message;
     uint64_t what = LC_RELAXED(slot->what);
     unsigned char bytes[sizeof(what)];
 

@@ -158,6 +158,25 @@ static void differs(int rank, ncclComm_t comm, cudaStream_t stream, float *buffe
     wait_for_files(N);
 }
 
+/* A collective of NCCL's, then messages round the ring, the last of which are ours. */
+static void messages(int rank, ncclComm_t comm, cudaStream_t stream, float *buffer)
+{
+    struct lc_deadline until = lc_deadline_in_ms(60000);
+    const size_t half = COUNT / 2;
+
+    NCCL(ncclBroadcast(buffer, buffer, COUNT, ncclFloat, 0, comm, stream));
+    for (int more = 2; more > 0; more -= all_have_said(rank, "messages to rank")) {
+        CHECK(!lc_deadline_passed(until));
+        NCCL(ncclGroupStart());
+        NCCL(ncclSend(buffer, half, ncclFloat, (rank + 1) % N, comm, stream));
+        NCCL(ncclRecv(buffer + half, half, ncclFloat, (rank + N - 1) % N, comm, stream));
+        NCCL(ncclGroupEnd());
+        CUDA(cudaStreamSynchronize(stream));
+        usleep(20000);
+    }
+    wait_for_files(N);
+}
+
 static void killed(int rank, ncclComm_t comm, cudaStream_t stream, float *buffer)
 {
     reduce(comm, stream, buffer, COUNT);
@@ -212,6 +231,7 @@ static const struct {
     { "pause",          pause_only,     false},
     { "idle_lines",     idle_lines,     false},
     { "differs",        differs,        true },
+    { "messages",       messages,       false},
     { "killed",         killed,         true },
     { "arbiter_killed", arbiter_killed, true },
     { "stopped",        stopped,        false},

@@ -552,6 +552,16 @@ def ranks_that_differ_are_named():
           done.stderr)
 
 
+def hang_reports_tell_the_paths_of_calls():
+    reports, done, _ = hang('messages', LOONGCOMM_KERNELS=PATHS['kernels'], LOONGCOMM_PEER='force', LOONGCOMM_SCRATCH='1m',
+                            LOONGCOMM_EXCHANGE_MIN_BYTES='1000', LOONGCOMM_LOG_LEVEL='info')
+    check(len(reports) == 3, done.stdout, done.stderr)
+    for one in reports.values():
+        comm = one['communicator']
+        check([(call['call'], call['path']) for call in comm['recent']] == [('Broadcast', 'nccl')], comm)
+        check((comm['message']['call'], comm['message']['path']) == ('Recv', 'rings'), comm)
+
+
 def killed_rank_is_named():
     reports, done, _ = hang('killed', 2)
     check(sorted(reports) == [0, 2] and 'rank 1: 9\n' in done.stdout, reports, done.stdout)
