@@ -6,6 +6,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #define CONFIG_MAGIC 0xcafebeefu
 
@@ -34,12 +35,48 @@ static uint32_t ctas_of(const ncclConfig_t *config)
     return HAS(config, maxCTAs) && config->maxCTAs > 0 ? (uint32_t)config->maxCTAs : 0;
 }
 
+#define POLICY_DELIMITER "|"
+
+/* As NCCL reads its variable: one digit, or names. -1: nothing that it knows, so it is not set. */
+static int policy_of(const char *text)
+{
+    static const struct {
+        const char *name;
+        int policy;
+    } names[] = {
+        {"DEFAULT",     NCCL_CTA_POLICY_DEFAULT   },
+        { "EFFICIENCY", NCCL_CTA_POLICY_EFFICIENCY},
+        { "ZERO",       NCCL_CTA_POLICY_ZERO      }
+    };
+    int policy = -1;
+
+    if (*text >= '0' && *text <= '9')
+        return *text <= '2' ? *text - '0' : -1;
+    for (size_t n; *text; text += n + (text[n] != '\0')) {
+        n = strcspn(text, POLICY_DELIMITER);
+        for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {
+            if (strlen(names[i].name) == n && strncasecmp(text, names[i].name, n) == 0)
+                policy = (policy < 0 ? 0 : policy) | names[i].policy;
+        }
+    }
+    return policy;
+}
+
+/* The variable wins over the program here, too. */
+static bool wants_no_ctas(const ncclConfig_t *config)
+{
+    const char *text = lc_environment_get("NCCL_CTA_POLICY");
+    int policy = text ? policy_of(text) : -1;
+
+    if (policy < 0 && HAS(config, CTAPolicy) && config->CTAPolicy != NCCL_CONFIG_UNDEF_INT)
+        policy = config->CTAPolicy;
+    return policy >= 0 && (policy & NCCL_CTA_POLICY_ZERO);
+}
+
 /* Calls that may end later from a thread of NCCL's, or that use no kernels, are not ours to change. */
 static bool stays_with_nccl(const ncclConfig_t *config)
 {
-    return (HAS(config, blocking) && config->blocking == 0) ||
-           (HAS(config, CTAPolicy) && config->CTAPolicy != NCCL_CONFIG_UNDEF_INT &&
-            (config->CTAPolicy & NCCL_CTA_POLICY_ZERO)) ||
+    return (HAS(config, blocking) && config->blocking == 0) || wants_no_ctas(config) ||
            lc_environment_has("NCCL_COMM_BLOCKING");
 }
 

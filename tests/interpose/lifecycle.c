@@ -187,6 +187,62 @@ static int not_blocking_stays_with_nccl(int rank, int n, void *arg)
     return 0;
 }
 
+/* NULL: not set. */
+static void set_policy(const char *text)
+{
+    CHECK((text ? setenv("NCCL_CTA_POLICY", text, 1) : unsetenv("NCCL_CTA_POLICY")) == 0);
+}
+
+/* A communicator made so; whether something of its calls is ours. */
+static bool is_ours_with_policy(const struct buffers *b, struct meeting *meeting, int rank, int n,
+                                const char *variable, int in_config)
+{
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    bool ours = false;
+    ncclComm_t comm;
+
+    meeting_wait(meeting, n);
+    if (!threads || rank == 0)
+        set_policy(variable);
+    config.CTAPolicy = in_config;
+    if (rank == 0)
+        NCCL(ncclGetUniqueId(&meeting->id));
+    meeting_wait(meeting, n);
+    NCCL(ncclCommInitRankConfig(&comm, n, meeting->id, rank, &config));
+    if (variable ? strcasestr(variable, "zero") || *variable == '2'
+                 : in_config == NCCL_CTA_POLICY_ZERO) {
+        for (int call = 0; call < 64 && !ours; call++) {
+            NCCL(reduce(b, comm));
+            CUDA(cudaStreamSynchronize(b->stream));
+            ours = is_rounded(b, n);
+            usleep(1000);
+        }
+    } else {
+        ours = commits(b, comm, n);
+    }
+    NCCL(ncclCommDestroy(comm));
+    meeting_wait(meeting, n);
+    if (!threads || rank == 0)
+        set_policy(NULL);
+    return ours;
+}
+
+static int without_ctas_stays_with_nccl(int rank, int n, void *arg)
+{
+    struct buffers b = buffers_up(rank);
+    const int undefined = NCCL_CONFIG_UNDEF_INT, zero = NCCL_CTA_POLICY_ZERO;
+
+    CHECK(!is_ours_with_policy(&b, arg, rank, n, NULL, zero));
+    CHECK(!is_ours_with_policy(&b, arg, rank, n, "2", undefined));
+    CHECK(!is_ours_with_policy(&b, arg, rank, n, "Zero", NCCL_CTA_POLICY_EFFICIENCY));
+    CHECK(!is_ours_with_policy(&b, arg, rank, n, "EFFICIENCY|ZERO", undefined));
+    CHECK(is_ours_with_policy(&b, arg, rank, n, "EFFICIENCY", zero));
+    CHECK(is_ours_with_policy(&b, arg, rank, n, "0", zero));
+    CHECK(is_ours_with_policy(&b, arg, rank, n, "7", undefined));
+    buffers_down(&b);
+    return 0;
+}
+
 /* One thread calls for all of them, in groups. */
 static void ranks_of_one_thread(ncclComm_t *comms, struct buffers *b, int n)
 {
@@ -457,6 +513,7 @@ static const struct nccl_test tests[] = {
     NCCL_TEST(3, made_in_every_way),
     NCCL_TEST(4, shrunk_and_split),
     NCCL_TEST(2, not_blocking_stays_with_nccl),
+    NCCL_TEST(2, without_ctas_stays_with_nccl),
     NCCL_TEST(1, several_in_one_process),
     NCCL_TEST(3, abort_while_peers_wait),
 #if NCCL_VERSION_CODE >= 22807
