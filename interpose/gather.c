@@ -784,7 +784,7 @@ static ncclResult_t start_messages(struct lc_gather *gather)
             result = lc_agree_error(member->comm->agree);
             if (result == ncclSuccess && !lc_messages_are_whole(&list, member->comm->facts.rank)) {
                 lc_error("a group has unequal sends of a rank to itself and receives from itself");
-                lc_agree_break(member->comm->agree, result = ncclInvalidUsage);
+                result = ncclInvalidUsage;
             }
             if (result == ncclSuccess) {
                 int err = launch_messages(member, &list, alone);

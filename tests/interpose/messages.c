@@ -297,15 +297,19 @@ static int unequal_messages_to_oneself_are_refused(int rank, int n, void *arg)
     until_agreed(&job);
     CHECK(ncclSend(job.send, 3000, ncclInt8, rank, job.comm, job.stream) == ncclInvalidUsage);
     all_pairs(&job, 3000, 7);
-    meeting_wait(meeting, n);
-    if (rank == 0) { /* the others hear that it has failed */
+    for (unsigned turn = 0; turn < 9; turn++) {
         NCCL(ncclGroupStart());
         send_to(&job, rank, 0, 3000);
-        CHECK(ncclGroupEnd() == ncclInvalidUsage);
+        if (rank == 0) { /* nothing of it is done */
+            send_to(&job, 1, 0, 3000);
+            CHECK(ncclGroupEnd() == ncclInvalidUsage);
+        } else {
+            recv_from(&job, rank, 3000, 3000);
+            NCCL(ncclGroupEnd());
+        }
+        all_pairs(&job, 3000, 8 + turn);
     }
-    meeting_wait(meeting, n);
-    give_up(&job);
-    free_buffers(&job);
+    end(&job);
     return 0;
 }
 
