@@ -26,7 +26,9 @@
  * Lifetimes. A context outlives what was made with it; fini comes last, but tolerates what was
  * forgotten. A request belongs to its connection: it is valid until test says done, or until the
  * connection is closed. Closing with requests open is allowed and leaves no access to their
- * buffers behind: when close_* returns nothing is read from or written to them. A failed request
+ * buffers behind: when close_* returns nothing is read from or written to them. The same holds for
+ * dereg of memory that open requests use (after an abort NCCL frees it before it closes): their
+ * connection fails. A failed request
  * stays valid (and failed) until its connection is closed. After fork, the child may call
  * anything; it gets -ECHILD and harms neither the parent's connections nor its own exit. */
 #ifndef LC_PLUGIN_NET_TRANSPORT_H

@@ -455,7 +455,7 @@ void lc_verbs_comm_stop(struct lc_net_comm *comm)
     char rest[256];
 
     close_paths(comm);
-    comm->common = 0;
+    lc_verbs_data_abandon(comm);
     if (comm->fd < 0)
         return;
     if (comm->n_paths && !comm->error)
@@ -468,4 +468,14 @@ void lc_verbs_comm_stop(struct lc_net_comm *comm)
         ;
     close(comm->fd);
     comm->fd = -1;
+}
+
+void lc_verbs_comm_release(struct lc_net_comm *comm, const struct lc_net_mr *mr)
+{
+    if (!lc_verbs_data_uses(comm, mr))
+        return;
+    lc_warn_once(
+        "connection %s %s ends: memory of an open request is deregistered, as after an abort",
+        comm->sender ? "to" : "from", comm->peer);
+    lc_verbs_comm_stop(comm);
 }

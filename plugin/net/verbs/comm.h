@@ -33,10 +33,10 @@ struct lc_net_request {
     /* a send: */
     uintptr_t data;
     size_t posted; /* bytes of it that were given to a queue pair */
+    /* a send or a flush, until it is done or can never be: */
     struct lc_net_mr *mr;
     /* a flush: */
     uint64_t flush_addr;
-    struct lc_net_mr *flush_mr;
     unsigned flush_left; /* paths whose read is not over, one bit each */
     unsigned flush_posted;
 };
@@ -63,7 +63,8 @@ struct lc_verbs_incoming {
     int n;
     unsigned arrived; /* paths whose last write has come */
     struct lc_net_request *request;
-    struct lc_verbs_cts cts; /* as it is sent, so registered memory holds a copy */
+    struct lc_net_mr *mrs[LC_VERBS_RECVS]; /* while it is open */
+    struct lc_verbs_cts cts;               /* as it is sent, so registered memory holds a copy */
 };
 
 enum lc_verbs_state {
@@ -164,6 +165,8 @@ void lc_verbs_comm_writable(struct lc_net_comm *comm);
 /* What time brings; returns the milliseconds until it wants to be called again. */
 int lc_verbs_comm_tick(struct lc_net_comm *comm, int64_t now_ns);
 void lc_verbs_comm_stop(struct lc_net_comm *comm); /* says BYE; no buffer is touched after it */
+/* Stops it if an open request of it uses the registration. */
+void lc_verbs_comm_release(struct lc_net_comm *comm, const struct lc_net_mr *mr);
 
 /* Of a queue pair; the service thread then repairs. */
 void lc_verbs_comm_path_failed(struct lc_net_comm *comm, int path, const char *cause);
@@ -184,6 +187,10 @@ int lc_verbs_data_prepare(struct lc_net_comm *comm,
                           int path); /* posts receives on a new queue pair */
 void lc_verbs_data_move(struct lc_net_comm *comm);
 bool lc_verbs_data_waits(const struct lc_net_comm *comm); /* a request is open */
+bool lc_verbs_data_uses(const struct lc_net_comm *comm,
+                        const struct lc_net_mr *mr); /* an open request does */
+void lc_verbs_data_abandon(
+    struct lc_net_comm *comm); /* its queue pairs are no more, and there will be no others */
 
 /* service.c: the thread, and the connections that it looks after. */
 void lc_verbs_service_kick(void); /* a connection wants its tick now; any lock may be held */

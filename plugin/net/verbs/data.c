@@ -44,6 +44,41 @@ static struct lc_net_request *new_request(struct lc_net_comm *comm, enum lc_verb
     return NULL;
 }
 
+static struct lc_net_mr *hold(struct lc_net_mr *mr)
+{
+    if (mr)
+        (void)atomic_fetch_add_explicit(&mr->users, 1, memory_order_relaxed);
+    return mr;
+}
+
+static void let_go(struct lc_net_mr **mr)
+{
+    if (*mr)
+        (void)atomic_fetch_sub_explicit(&(*mr)->users, 1, memory_order_release);
+    *mr = NULL;
+}
+
+bool lc_verbs_data_uses(const struct lc_net_comm *comm, const struct lc_net_mr *mr)
+{
+    for (int i = 0; i < LC_VERBS_REQUESTS; i++)
+        if (comm->requests[i].mr == mr)
+            return true;
+    for (int i = 0; i < LC_VERBS_GROUPS; i++)
+        for (int k = 0; k < comm->incoming[i].n; k++)
+            if (comm->incoming[i].mrs[k] == mr)
+                return true;
+    return false;
+}
+
+void lc_verbs_data_abandon(struct lc_net_comm *comm)
+{
+    for (int i = 0; i < LC_VERBS_REQUESTS; i++)
+        let_go(&comm->requests[i].mr);
+    for (int i = 0; i < LC_VERBS_GROUPS; i++)
+        for (int k = 0; k < comm->incoming[i].n; k++)
+            let_go(&comm->incoming[i].mrs[k]);
+}
+
 bool lc_verbs_data_waits(const struct lc_net_comm *comm)
 {
     for (int i = 0; i < LC_VERBS_REQUESTS; i++)
@@ -107,8 +142,10 @@ static void progress(struct lc_net_comm *comm)
 
 static void complete_outgoing(struct lc_net_comm *comm, struct lc_verbs_outgoing *out)
 {
-    for (int i = 0; i < out->n; i++)
+    for (int i = 0; i < out->n; i++) {
+        let_go(&out->sends[i]->mr);
         out->sends[i]->done = true;
+    }
     out->known = false;
     progress(comm);
 }
@@ -374,6 +411,8 @@ static void complete_incoming(struct lc_net_comm *comm, struct lc_verbs_incoming
         }
         in->request->sizes[i] = record->sizes[i];
     }
+    for (int i = 0; i < in->n; i++)
+        let_go(&in->mrs[i]);
     in->request->done = true;
     in->open = false;
     progress(comm);
@@ -524,7 +563,7 @@ static void post_flush(struct lc_net_comm *comm, struct lc_net_request *flush)
             return;
         }
         wr.wr.rdma.remote_addr = flush->flush_addr;
-        wr.wr.rdma.rkey = flush->flush_mr->mrs[i % comm->dev->n_ports]->rkey;
+        wr.wr.rdma.rkey = flush->mr->mrs[i % comm->dev->n_ports]->rkey;
         if (!ibv_post_send(path->flush_qp, &wr, &bad)) /* full: next time */
             flush->flush_posted |= 1u << i;
     }
@@ -543,7 +582,10 @@ static void move_flushes(struct lc_net_comm *comm)
                 return;
             }
             flush->flush_left &= ~(1u << i);
-            flush->done = flush->flush_left == 0;
+            if (flush->flush_left == 0) {
+                let_go(&flush->mr);
+                flush->done = true;
+            }
         }
     }
     for (int i = 0; i < LC_VERBS_REQUESTS; i++)
@@ -598,7 +640,7 @@ int lc_verbs_data_send(struct lc_net_comm *comm, void *data, size_t size, int ta
     (*out)->n = 1;
     (*out)->sizes[0] = size;
     (*out)->data = (uintptr_t)data;
-    (*out)->mr = mr;
+    (*out)->mr = hold(mr);
     group->sends[i] = *out;
     if (++group->matched == group->n)
         comm->match_seq++;
@@ -636,6 +678,7 @@ int lc_verbs_data_recv(struct lc_net_comm *comm, int n, void *const *data, const
         buffer->addr = (uintptr_t)data[i];
         buffer->size = sizes[i];
         buffer->tag = tags[i];
+        in->mrs[i] = hold(mrs[i]);
         for (int k = 0; k < comm->n_paths; k++)
             buffer->keys[k] = mrs[i] ? mrs[i]->mrs[k % comm->dev->n_ports]->rkey : 0;
     }
@@ -660,7 +703,7 @@ int lc_verbs_data_flush(struct lc_net_comm *comm, int n, void *const *data, cons
     if (!*out)
         return -EAGAIN; /* NULL would say that there is nothing to wait for */
     (*out)->flush_addr = (uintptr_t)data[last];
-    (*out)->flush_mr = mrs[last];
+    (*out)->mr = hold(mrs[last]);
     comm->flushes++;
     lc_verbs_data_move(comm);
     return 0;

@@ -7,12 +7,17 @@
 
 #include "plugin/net/verbs/device.h"
 
+#include <stdatomic.h>
+
 /* Of a connection: one registration for each of the device's ports. */
 struct lc_net_mr {
     int n;
     struct lc_verbs_nic *nics[LC_VERBS_PATHS];
     struct lc_verbs_region *regions[LC_VERBS_PATHS];
     struct ibv_mr *mrs[LC_VERBS_PATHS]; /* of the regions */
+    /* Open requests, of any connection, that name it. Changed with their connection's lock held; whoever reads 0 may free
+     * it, so the last one lets go with release and is done with it then. */
+    atomic_int users;
 };
 
 /* `fd` is -1, or a DMA-BUF with `offset`. 0, or -errno after saying why. */

@@ -533,6 +533,34 @@ void lc_verbs_service_close(struct lc_net_comm *comm)
     unref(comm);
 }
 
+static bool in_use(const struct lc_net_mr *mr)
+{
+    return mr && atomic_load_explicit(&mr->users, memory_order_acquire) > 0;
+}
+
+static void release(struct lc_net_comm *comm, const struct lc_net_mr *mr)
+{
+    (void)pthread_mutex_lock(&comm->lock);
+    lc_verbs_comm_release(comm, mr);
+    (void)pthread_mutex_unlock(&comm->lock);
+}
+
+int lc_verbs_service_dereg(struct lc_net_comm *comm, struct lc_net_mr *mr)
+{
+    struct lc_net_comm *other;
+    uint64_t id = 0;
+
+    if (in_use(mr))
+        release(comm, mr);
+    /* It serves every connection of the device. */
+    while (in_use(mr) && (other = next_comm(id))) {
+        id = other->id;
+        release(other, mr);
+        unref(other);
+    }
+    return lc_verbs_mr_close(mr);
+}
+
 void lc_verbs_service_offer(struct lc_net_comm *comm)
 {
     lock();

@@ -25,6 +25,10 @@ int lc_verbs_service_add(struct lc_net_comm *comm);
 struct lc_net_comm *lc_verbs_service_take(uint64_t ticket, const uint8_t token[LC_VERBS_TOKEN]);
 void lc_verbs_service_offer(struct lc_net_comm *comm); /* puts it into the search (again) */
 
+/* Ends the registration, and before it every connection of which an open request uses it, `comm` most likely: after an
+ * abort NCCL frees the memory next, and closes later. `mr` may be NULL. */
+int lc_verbs_service_dereg(struct lc_net_comm *comm, struct lc_net_mr *mr);
+
 /* Ends a connection and frees it; NULL is allowed. When this returns, no buffer of it is touched any more. */
 void lc_verbs_service_close(struct lc_net_comm *comm);
 

@@ -320,7 +320,7 @@ static int verbs_reg_dmabuf(struct lc_net_comm *comm, void *data, size_t size, i
 
 static int verbs_dereg(struct lc_net_comm *comm, struct lc_net_mr *mr)
 {
-    return lc_verbs_forked() ? -ECHILD : lc_verbs_mr_close(mr);
+    return lc_verbs_forked() ? -ECHILD : lc_verbs_service_dereg(comm, mr);
 }
 
 static int verbs_isend(struct lc_net_comm *comm, void *data, size_t size, int tag,

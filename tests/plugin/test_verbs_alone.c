@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_verbs_alone CASE...: connections over verbs where there is no device: libibverbs is made of functions here, which
+ * keep count of what they are asked for. The suite "roce" has devices. */
+#include "common/deadline.h"
+#include "common/log.h"
+#include "plugin/net/verbs/data.h"
+#include "plugin/net/verbs/service.h"
+#include "tests/check.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define SECOND ((int64_t)1000000000)
+#define BYTES  ((size_t)1 << 20)
+
+/* ---- libibverbs ---- */
+
+static int registrations; /* that there are */
+static int queue_pairs;
+static int posts; /* to queue pairs, without receives */
+
+static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *at, size_t size, int access)
+{
+    struct ibv_mr *mr = calloc(1, sizeof(*mr));
+
+    (void)pd;
+    (void)at;
+    (void)size;
+    (void)access;
+    registrations += mr != NULL;
+    return mr;
+}
+
+static int dereg_mr(struct ibv_mr *mr)
+{
+    registrations--;
+    free(mr);
+    return 0;
+}
+
+static int destroy_qp(struct ibv_qp *qp)
+{
+    (void)qp;
+    queue_pairs--;
+    return 0;
+}
+
+static int destroy_cq(struct ibv_cq *cq)
+{
+    (void)cq;
+    return 0;
+}
+
+static int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
+{
+    (void)qp;
+    (void)wr;
+    (void)bad;
+    posts++;
+    return 0;
+}
+
+static int poll_cq(struct ibv_cq *cq, int n, struct ibv_wc *wc)
+{
+    (void)cq;
+    (void)n;
+    (void)wc;
+    return 0;
+}
+
+static int no_port(struct ibv_context *context, uint8_t port, struct _compat_ibv_port_attr *attr)
+{
+    (void)context;
+    (void)port;
+    (void)attr;
+    return 1;
+}
+
+static struct ibv_context context = {
+    .ops = {.post_send = post_send, .poll_cq = poll_cq}
+};
+static struct ibv_cq cq = { .context = &context };
+static struct ibv_qp qp = { .context = &context };
+static struct lc_verbs_nic nic = { .context = &context, .lock = PTHREAD_MUTEX_INITIALIZER };
+static struct lc_verbs_port port = { .nic = &nic,
+                                     .name = "none:1",
+                                     .speed_mbps = 100000,
+                                     .max_msg = 1u << 30 };
+static struct lc_verbs_device dev = { .name = "none:1", .n_ports = 1, .ports = { &port } };
+
+/* ---- connections ---- */
+
+struct end {
+    struct lc_net_comm *comm;
+    int peer; /* the other end of its side socket */
+};
+
+/* One that runs, in the thread's care; what a peer would have to do for that is written down. */
+static struct end running(bool sender)
+{
+    struct end end;
+    int fds[2];
+
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) == 0);
+    end.comm = lc_verbs_comm_new(&dev, sender, fds[0], 60 * SECOND);
+    CHECK(end.comm);
+    end.comm->state = LC_VERBS_RUN;
+    end.comm->look_ns = INT64_MAX;
+    end.comm->n_paths = 1;
+    end.comm->mine = end.comm->common = 1;
+    end.comm->paths[0].port = &port;
+    end.comm->paths[0].qp = &qp;
+    end.comm->paths[0].cq = &cq;
+    end.comm->paths[0].sq_max = 64;
+    queue_pairs++;
+    end.peer = fds[1];
+    CHECK(lc_verbs_service_add(end.comm) == 0);
+    return end;
+}
+
+static void finish(struct end *end)
+{
+    lc_verbs_service_close(end->comm);
+    close(end->peer);
+}
+
+/* ---- cases ---- */
+
+/* The peer has cleared the first group. */
+static void send_one(struct lc_net_comm *comm, void *data, struct lc_net_mr *mr)
+{
+    struct lc_net_request *request = NULL;
+
+    (void)pthread_mutex_lock(&comm->lock);
+    comm->outgoing[0] = (struct lc_verbs_outgoing){ .known = true,
+                                                    .n = 1,
+                                                    .buffers = { { .size = BYTES } } };
+    comm->cts_seq = 1;
+    CHECK(lc_verbs_data_send(comm, data, BYTES, 0, mr, &request) == 0 && request);
+    (void)pthread_mutex_unlock(&comm->lock);
+}
+
+static void recv_one(struct lc_net_comm *comm, void *data, struct lc_net_mr *mr)
+{
+    struct lc_net_request *request = NULL;
+    size_t size = BYTES;
+    int tag = 0;
+
+    (void)pthread_mutex_lock(&comm->lock);
+    CHECK(lc_verbs_data_recv(comm, 1, &data, &size, &tag, &mr, &request) == 0 && request);
+    (void)pthread_mutex_unlock(&comm->lock);
+}
+
+static void flush_one(struct lc_net_comm *comm, void *data, struct lc_net_mr *mr)
+{
+    struct lc_net_request *request = NULL;
+    int size = (int)BYTES;
+
+    (void)pthread_mutex_lock(&comm->lock);
+    comm->paths[0].flush_qp = &qp;
+    queue_pairs++;
+    CHECK(lc_verbs_data_flush(comm, 1, &data, &size, &mr, &request) == 0 && request);
+    (void)pthread_mutex_unlock(&comm->lock);
+}
+
+/* What the thread does where the peer had begun a repair. Nothing may come of it. */
+static void repair(struct lc_net_comm *comm)
+{
+    int before = posts;
+
+    (void)pthread_mutex_lock(&comm->lock);
+    lc_verbs_data_stop(comm);
+    if (comm->sender)
+        lc_verbs_data_resume(comm, 1, 1, true);
+    lc_verbs_data_move(comm);
+    CHECK(posts == before);
+    CHECK(comm->error);
+    (void)pthread_mutex_unlock(&comm->lock);
+}
+
+/* As after an abort: NCCL deregisters, frees, and closes later. */
+static void nothing_uses_what_was_deregistered(void (*use)(struct lc_net_comm *, void *,
+                                                           struct lc_net_mr *),
+                                               bool sender, bool elsewhere)
+{
+    struct end end = running(sender), other = running(sender);
+    unsigned char *data = malloc(BYTES);
+    struct lc_net_mr *mr = NULL;
+    int before = posts;
+
+    CHECK(data);
+    CHECK(lc_net_verbs.reg_mr(end.comm, data, BYTES, LC_NET_HOST, &mr) == 0);
+    use(end.comm, data, mr);
+    CHECK(posts > before);
+    /* It serves all connections of the device. */
+    CHECK(lc_net_verbs.dereg(elsewhere ? other.comm : end.comm, mr) == 0);
+    free(data);
+    CHECK(registrations == 2 && queue_pairs == 1);
+    repair(end.comm);
+    CHECK(!other.comm->error);
+    finish(&end);
+    finish(&other);
+    CHECK(registrations == 0 && queue_pairs == 0);
+}
+
+static void dereg(void)
+{
+    for (int elsewhere = 0; elsewhere < 2; elsewhere++) {
+        nothing_uses_what_was_deregistered(send_one, true, elsewhere);
+        nothing_uses_what_was_deregistered(recv_one, false, elsewhere);
+        nothing_uses_what_was_deregistered(flush_one, false, elsewhere);
+    }
+}
+
+/* Whoever is through with a buffer may deregister it, whatever else the connection does. */
+static void dereg_after_completion_harms_nobody(void)
+{
+    struct end end = running(true);
+    unsigned char *data = malloc(BYTES);
+    struct lc_net_mr *mr = NULL, *unused = NULL;
+
+    CHECK(data);
+    CHECK(lc_net_verbs.reg_mr(end.comm, data, BYTES, LC_NET_HOST, &mr) == 0);
+    CHECK(lc_net_verbs.reg_mr(end.comm, data, BYTES, LC_NET_HOST, &unused) == 0);
+    send_one(end.comm, data, mr);
+    CHECK(lc_net_verbs.dereg(end.comm, unused) == 0);
+    (void)pthread_mutex_lock(&end.comm->lock);
+    CHECK(!end.comm->error);
+    lc_verbs_data_resume(end.comm, 1, 0, false); /* the peer has it */
+    (void)pthread_mutex_unlock(&end.comm->lock);
+    CHECK(lc_net_verbs.dereg(end.comm, mr) == 0);
+    CHECK(!end.comm->error);
+    free(data);
+    finish(&end);
+    CHECK(registrations == 0 && queue_pairs == 0);
+}
+
+static const struct {
+    const char *name;
+    void (*run)(void);
+} cases[] = {
+    {"dereg", dereg                              },
+    { "done", dereg_after_completion_harms_nobody},
+};
+
+int main(int argc, char **argv)
+{
+    lc_ibv.ibv_reg_mr = reg_mr;
+    lc_ibv.ibv_dereg_mr = dereg_mr;
+    lc_ibv.ibv_destroy_qp = destroy_qp;
+    lc_ibv.ibv_destroy_cq = destroy_cq;
+    lc_ibv.ibv_query_port = no_port;
+    lc_log_set_level(LC_LOG_INFO);
+    for (int k = 1; k < argc; k++) {
+        bool known = false;
+
+        for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+            if (strcmp(argv[k], cases[i].name) != 0)
+                continue;
+            known = true;
+            cases[i].run();
+            printf("%s: ok\n", argv[k]);
+        }
+        CHECK(known);
+    }
+    return 0;
+}
