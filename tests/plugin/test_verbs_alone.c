@@ -240,12 +240,61 @@ static void dereg_after_completion_harms_nobody(void)
     CHECK(registrations == 0 && queue_pairs == 0);
 }
 
+static struct lc_net_mr *registered(unsigned char *at, size_t size)
+{
+    struct lc_net_mr *mr = NULL;
+
+    CHECK(lc_verbs_mr_open(&dev, at, size, -1, 0, &mr) == 0);
+    return mr;
+}
+
+/* The device goes on with the pages that were there when it was told of them. */
+static void what_is_mapped_later_is_registered_anew(void)
+{
+    const int protection = PROT_READ | PROT_WRITE, flags = MAP_PRIVATE | MAP_ANONYMOUS;
+    unsigned char *at = mmap(NULL, BYTES, protection, flags, -1, 0);
+    struct lc_net_mr *large, *small, *later;
+
+    CHECK(at != MAP_FAILED);
+    large = registered(at, BYTES);
+    small = registered(at, 4096);
+    CHECK(registrations == 2);
+    CHECK(lc_verbs_mr_close(large) == 0);
+    CHECK(registrations == 1);
+    CHECK(munmap(at + 4096, BYTES - 4096) == 0);
+    CHECK(mmap(at + 4096, BYTES - 4096, protection, flags | MAP_FIXED, -1, 0) == at + 4096);
+    later = registered(at + 65536, 65536);
+    CHECK(registrations == 2 && later->mrs[0] != small->mrs[0]);
+    CHECK(lc_verbs_mr_close(small) == 0);
+    CHECK(lc_verbs_mr_close(later) == 0);
+    CHECK(registrations == 0);
+    CHECK(munmap(at, BYTES) == 0);
+}
+
+static void the_same_pages_are_registered_once(void)
+{
+    unsigned char *at = aligned_alloc(4096, BYTES);
+    struct lc_net_mr *one, *two;
+
+    CHECK(at);
+    one = registered(at, BYTES);
+    two = registered(at + 100, BYTES - 200);
+    CHECK(registrations == 1 && one->mrs[0] == two->mrs[0]);
+    CHECK(lc_verbs_mr_close(one) == 0);
+    CHECK(registrations == 1);
+    CHECK(lc_verbs_mr_close(two) == 0);
+    CHECK(registrations == 0);
+    free(at);
+}
+
 static const struct {
     const char *name;
     void (*run)(void);
 } cases[] = {
-    {"dereg", dereg                              },
-    { "done", dereg_after_completion_harms_nobody},
+    {"dereg",  dereg                                  },
+    { "done",  dereg_after_completion_harms_nobody    },
+    { "later", what_is_mapped_later_is_registered_anew},
+    { "once",  the_same_pages_are_registered_once     },
 };
 
 int main(int argc, char **argv)

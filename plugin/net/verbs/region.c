@@ -43,8 +43,9 @@ static int get_region(struct lc_verbs_nic *nic, uintptr_t begin, uintptr_t end, 
 
     *out = NULL;
     (void)pthread_mutex_lock(&nic->lock);
+    /* The same pages, each of which whoever shares it has something in. Part of a region would keep all of it. */
     for (region = nic->regions; region && fd < 0; region = region->next)
-        if (region->shared && region->begin <= begin && region->end >= end)
+        if (region->shared && region->begin == begin && region->end == end)
             break;
     if (region && fd < 0) {
         region->refs++;
@@ -95,7 +96,7 @@ int lc_verbs_mr_open(const struct lc_verbs_device *dev, void *data, size_t size,
 
     if (!mr)
         return -ENOMEM;
-    /* Whole pages: that is what is pinned anyway, and neighbours then share one registration. */
+    /* Whole pages: that is what is pinned anyway. */
     if (fd < 0) {
         begin &= ~(PAGE - 1);
         end = (end + PAGE - 1) & ~(PAGE - 1);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Registered memory. One buffer is registered once per RDMA device however often it is asked for: connections share a
- * registration, and the last one to give it back ends it, so none outlives its memory. */
+ * Registered memory. The same pages are registered once per RDMA device however often they are asked for: connections
+ * share a registration, and the last one to give it back ends it, so none outlives its memory. A part of them is a
+ * registration of its own, for the rest may be unmapped earlier, and the device would not see what is mapped there next. */
 #ifndef LC_PLUGIN_NET_VERBS_REGION_H
 #define LC_PLUGIN_NET_VERBS_REGION_H
 
