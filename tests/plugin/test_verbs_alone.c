@@ -20,9 +20,12 @@
 
 /* ---- libibverbs ---- */
 
-static int registrations; /* that there are */
-static int queue_pairs;
-static int posts; /* to queue pairs, without receives */
+static atomic_int registrations; /* that there are; the thread may give some back */
+static atomic_int queue_pairs;
+static int posts;   /* to queue pairs, without receives */
+static int answers; /* to them, which the next polls find */
+static bool port_is_down;
+static enum ibv_wc_status status; /* of the answers */
 
 static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *at, size_t size, int access)
 {
@@ -69,16 +72,33 @@ static int poll_cq(struct ibv_cq *cq, int n, struct ibv_wc *wc)
 {
     (void)cq;
     (void)n;
-    (void)wc;
+    if (!answers)
+        return 0;
+    answers--;
+    *wc = (struct ibv_wc){ .wr_id = LC_VERBS_SEND_ID, .status = status };
+    return 1;
+}
+
+static const char *status_str(enum ibv_wc_status which)
+{
+    return which == IBV_WC_RETRY_EXC_ERR ? "no answer" : "?";
+}
+
+static int query_port(struct ibv_context *of, uint8_t number, struct _compat_ibv_port_attr *attr)
+{
+    (void)of;
+    (void)number;
+    ((struct ibv_port_attr *)attr)->state = port_is_down ? IBV_PORT_DOWN : IBV_PORT_ACTIVE;
     return 0;
 }
 
-static int no_port(struct ibv_context *context, uint8_t port, struct _compat_ibv_port_attr *attr)
+static int query_gid(struct ibv_context *of, uint8_t number, int index, union ibv_gid *gid)
 {
-    (void)context;
-    (void)port;
-    (void)attr;
-    return 1;
+    (void)of;
+    (void)number;
+    (void)index;
+    memset(gid, 0, sizeof(*gid));
+    return 0;
 }
 
 static struct ibv_context context = {
@@ -127,6 +147,17 @@ static void finish(struct end *end)
 {
     lc_verbs_service_close(end->comm);
     close(end->peer);
+}
+
+/* The thread may still have had a reference. */
+static void all_is_given_back(void)
+{
+    struct lc_deadline deadline = lc_deadline_in_ms(20000);
+
+    while (registrations || queue_pairs) {
+        CHECK(!lc_deadline_passed(deadline));
+        usleep(1000);
+    }
 }
 
 /* ---- cases ---- */
@@ -205,7 +236,7 @@ static void nothing_uses_what_was_deregistered(void (*use)(struct lc_net_comm *,
     CHECK(!other.comm->error);
     finish(&end);
     finish(&other);
-    CHECK(registrations == 0 && queue_pairs == 0);
+    all_is_given_back();
 }
 
 static void dereg(void)
@@ -237,7 +268,75 @@ static void dereg_after_completion_harms_nobody(void)
     CHECK(!end.comm->error);
     free(data);
     finish(&end);
-    CHECK(registrations == 0 && queue_pairs == 0);
+    all_is_given_back();
+}
+
+/* `after` seconds from now; what has been answered is seen first. */
+static void tick(struct lc_net_comm *comm, int after)
+{
+    (void)pthread_mutex_lock(&comm->lock);
+    lc_verbs_data_move(comm);
+    comm->asked |= comm->sender; /* the caller tries to send all the time */
+    (void)lc_verbs_comm_tick(comm, lc_now_ns() + after * SECOND);
+    if (comm->state == LC_VERBS_RUN)
+        comm->look_ns = 0;
+    (void)pthread_mutex_unlock(&comm->lock);
+}
+
+/* The clear-to-send has been acknowledged, or there was none. */
+static void peer_that_is_gone_is_noticed(struct end *end)
+{
+    struct lc_net_comm *comm = end->comm;
+    int before;
+
+    comm->probe_ns = lc_now_ns() + 15 * SECOND;
+    comm->look_ns = 0;
+    before = posts;
+    tick(comm, 14);
+    CHECK(posts == before);
+    tick(comm, 16);
+    CHECK(posts == before + 1);
+    answers = 1;
+    status = IBV_WC_SUCCESS;
+    tick(comm, 30);
+    CHECK(posts == before + 1);
+    tick(comm, 32);
+    CHECK(posts == before + 2 && !comm->restart);
+    answers = 1;
+    status = IBV_WC_RETRY_EXC_ERR;
+    (void)pthread_mutex_lock(&comm->lock);
+    lc_verbs_data_move(comm); /* the caller's test */
+    CHECK(comm->restart && strstr(comm->why, "no answer"));
+    comm->restart = false;
+    (void)pthread_mutex_unlock(&comm->lock);
+}
+
+static void who_waits_asks_for_the_peer(void)
+{
+    struct end receiver = running(false), sender = running(true), idle = running(false);
+    struct lc_net_request *request = NULL;
+    unsigned char *data = malloc(BYTES);
+    struct lc_net_mr *mr = NULL;
+    int before;
+
+    CHECK(data);
+    CHECK(lc_net_verbs.reg_mr(receiver.comm, data, BYTES, LC_NET_HOST, &mr) == 0);
+    recv_one(receiver.comm, data, mr);
+    answers = 1;
+    status = IBV_WC_SUCCESS;
+    peer_that_is_gone_is_noticed(&receiver);
+    CHECK(lc_net_verbs.isend(sender.comm, data, BYTES, 0, mr, &request) == 0 && !request);
+    peer_that_is_gone_is_noticed(&sender);
+    idle.comm->look_ns = 0;
+    before = posts;
+    tick(idle.comm, 100);
+    CHECK(posts == before);
+    CHECK(lc_net_verbs.dereg(receiver.comm, mr) == 0);
+    free(data);
+    finish(&receiver);
+    finish(&sender);
+    finish(&idle);
+    all_is_given_back();
 }
 
 static struct lc_net_mr *registered(unsigned char *at, size_t size)
@@ -293,6 +392,7 @@ static const struct {
 } cases[] = {
     {"dereg",  dereg                                  },
     { "done",  dereg_after_completion_harms_nobody    },
+    { "probe", who_waits_asks_for_the_peer            },
     { "later", what_is_mapped_later_is_registered_anew},
     { "once",  the_same_pages_are_registered_once     },
 };
@@ -303,7 +403,9 @@ int main(int argc, char **argv)
     lc_ibv.ibv_dereg_mr = dereg_mr;
     lc_ibv.ibv_destroy_qp = destroy_qp;
     lc_ibv.ibv_destroy_cq = destroy_cq;
-    lc_ibv.ibv_query_port = no_port;
+    lc_ibv.ibv_query_port = query_port;
+    lc_ibv.ibv_query_gid = query_gid;
+    lc_ibv.ibv_wc_status_str = status_str;
     lc_log_set_level(LC_LOG_INFO);
     for (int k = 1; k < argc; k++) {
         bool known = false;

@@ -526,6 +526,50 @@ static void without_any_way_both_sides_fail(void)
     free(bytes);
 }
 
+/* A machine without power: nothing comes from either network, and who waits for a message has nothing to send. */
+static void a_machine_that_is_gone_is_noticed(bool receiver_waits)
+{
+    struct pair pair;
+    unsigned char *bytes = memory(4096);
+    struct lc_net_mr *mr;
+    struct lc_net_request *request = NULL;
+    struct lc_deadline deadline = lc_deadline_in_ms(WAIT_MS);
+    int err = 0;
+
+    begin(&pair);
+    join(&pair);
+    one_message(&pair, 100, 100, 1);
+    CHECK(!net->reg_mr(receiver_waits ? pair.recv : pair.send, bytes, 4096, LC_NET_HOST, &mr));
+    if (receiver_waits)
+        request = post_recv(&pair, bytes, 4096, 0, mr);
+    for (int i = 0; request && i < 1000; i++) { /* the sender's device has to have it */
+        bool done;
+
+        CHECK(!net->test(request, &done, NULL) && !done);
+        pause_for(deadline);
+    }
+    run("for dev in ph1r0 ph2r0 ph1r1 ph2r1 lo; do tc qdisc add dev $dev root netem loss 100%; done");
+    while (!err) {
+        bool done;
+
+        if (receiver_waits)
+            err = net->test(request, &done, NULL);
+        else
+            err = net->isend(pair.send, bytes, 4096, 0, mr, &request);
+        pause_for(deadline);
+    }
+    CHECK(err == -EREMOTEIO);
+    run("for dev in ph1r0 ph2r0 ph1r1 ph2r1 lo; do tc qdisc del dev $dev root; done");
+    end(&pair);
+    free(bytes);
+}
+
+static void machines_that_are_gone_are_noticed(void)
+{
+    a_machine_that_is_gone_is_noticed(true);
+    a_machine_that_is_gone_is_noticed(false);
+}
+
 static const struct {
     const char *name;
     void (*run)(void);
@@ -541,6 +585,7 @@ static const struct {
     { "ports",     ports_go_down_and_up                  },
     { "loss",      packets_are_lost                      },
     { "deadline",  without_any_way_both_sides_fail       },
+    { "gone",      machines_that_are_gone_are_noticed    },
 };
 
 int main(int argc, char **argv)

@@ -17,6 +17,7 @@
 #define LOOK_MS       100  /* between looks at the ports while there is no way */
 #define LOOK_AGAIN_MS 1000 /* while it runs */
 #define GRACE_MS      300  /* what is on its way when the peer closes still arrives */
+#define PROBES        4    /* in the time of a timeout */
 #define PAUSE_MS      1000 /* of a way that has failed, at first */
 #define PAUSE_DOUBLES 5
 #define BARREN \
@@ -241,6 +242,7 @@ static void run(struct lc_net_comm *comm)
     if (comm->epoch)
         lc_info("connection %s %s: running again, %d of %d ways", comm->sender ? "to" : "from",
                 comm->peer, __builtin_popcount(comm->common), comm->n_paths);
+    comm->probe_ns = lc_now_ns() + comm->timeout_ns / PROBES;
     if (comm->sender)
         lc_verbs_data_resume(comm, comm->theirs.posted, comm->theirs.open, true);
     if (comm->state == LC_VERBS_RUN)
@@ -398,6 +400,19 @@ static void tick_gone(struct lc_net_comm *comm, int64_t now)
     }
 }
 
+/* Whoever only waits has nothing under way that could fail: a machine that is gone says nothing. Its device is asked, and
+ * not the side socket: that takes another network as a rule, which may be gone for minutes and harm nobody. */
+static void look_for_peer(struct lc_net_comm *comm, int64_t now)
+{
+    bool waits = comm->asked || lc_verbs_data_waits(comm);
+
+    comm->asked = false;
+    if (now < comm->probe_ns || !waits)
+        return;
+    comm->probe_ns = now + comm->timeout_ns / PROBES;
+    lc_verbs_data_probe(comm);
+}
+
 /* While it runs: a port that is down here is silence to the peer, which it may take long to notice. */
 static void look_at_ports(struct lc_net_comm *comm, int64_t now)
 {
@@ -445,8 +460,10 @@ int lc_verbs_comm_tick(struct lc_net_comm *comm, int64_t now)
             usable_paths(comm) != comm->mine)
             start_epoch(comm, comm->epoch + 1);
     }
-    if (!waits && now >= comm->look_ns)
+    if (!waits && now >= comm->look_ns) {
+        look_for_peer(comm, now);
         look_at_ports(comm, now);
+    }
     return waits ? 20 : LOOK_AGAIN_MS;
 }
 

@@ -121,6 +121,7 @@ struct lc_net_comm {
     int64_t deadline_ns; /* while it is neither running nor failed */
     int64_t timeout_ns;  /* constant */
     int64_t look_ns;     /* when to look at the ports again */
+    int64_t probe_ns;    /* when to ask for the peer's device again, if somebody waits then */
     int64_t progress_ns; /* when a group was last completed */
     int barren;          /* repairs since then */
 
@@ -139,6 +140,7 @@ struct lc_net_comm {
     struct lc_net_request requests[LC_VERBS_REQUESTS];
 
     /* sender */
+    bool asked;           /* isend has been called since the last look at the ports */
     uint64_t match_seq;   /* the next group that isend fills */
     uint64_t post_seq;    /* the oldest group that is not wholly posted */
     uint64_t cts_seq;     /* the next group that the peer will clear */
@@ -186,6 +188,9 @@ void lc_verbs_data_resume(struct lc_net_comm *comm, uint64_t posted, uint32_t op
 int lc_verbs_data_prepare(struct lc_net_comm *comm,
                           int path); /* posts receives on a new queue pair */
 void lc_verbs_data_move(struct lc_net_comm *comm);
+/* Has the peer's device acknowledge something on every path that nothing is under way on. Where it is not there any more the
+ * path fails. */
+void lc_verbs_data_probe(struct lc_net_comm *comm);
 bool lc_verbs_data_waits(const struct lc_net_comm *comm); /* a request is open */
 bool lc_verbs_data_uses(const struct lc_net_comm *comm,
                         const struct lc_net_mr *mr); /* an open request does */

@@ -289,7 +289,8 @@ static bool post_message(struct lc_net_comm *comm, struct lc_verbs_outgoing *out
         sge.lkey = send->mr->mrs[i % comm->dev->n_ports]->lkey;
         wr.wr.rdma.remote_addr = out->buffers[k].addr + send->posted;
         wr.wr.rdma.rkey = out->buffers[k].keys[i];
-        if (!post(comm, i, &wr, (struct lc_verbs_note){ out->seq, (uint32_t)chunk, false }))
+        if (!post(comm, i, &wr,
+                  (struct lc_verbs_note){ out->seq, (uint32_t)chunk, LC_VERBS_WRITE }))
             return false;
         send->posted += chunk;
         out->used |= 1u << i;
@@ -335,7 +336,7 @@ static bool post_ends(struct lc_net_comm *comm, struct lc_verbs_outgoing *out)
         wr.wr.rdma.remote_addr = comm->theirs.paths[i].record +
                                  slot * sizeof(*comm->shared->records);
         wr.wr.rdma.rkey = comm->theirs.paths[i].record_key;
-        if (!post(comm, i, &wr, (struct lc_verbs_note){ out->seq, 0, false }))
+        if (!post(comm, i, &wr, (struct lc_verbs_note){ out->seq, 0, LC_VERBS_WRITE }))
             return false;
         out->imm |= 1u << i;
         out->unacked++;
@@ -388,7 +389,7 @@ static void send_cts(struct lc_net_comm *comm)
         memcpy(copy, &in->cts, sge.length);
         if (comm->paths[i].inline_max >= sge.length)
             wr.send_flags = IBV_SEND_INLINE;
-        if (!post(comm, i, &wr, (struct lc_verbs_note){ seq, 0, true }))
+        if (!post(comm, i, &wr, (struct lc_verbs_note){ seq, 0, LC_VERBS_CTS }))
             return;
         in->cts_wanted = false;
         in->cts_busy = true;
@@ -448,10 +449,13 @@ static void on_sent(struct lc_net_comm *comm, struct lc_verbs_path *path)
     path->sq_used--;
     path->bytes -= note.bytes;
     path->failures = 0;
-    if (note.cts) {
+    if (note.work == LC_VERBS_CTS)
         comm->incoming[note.seq % LC_VERBS_GROUPS].cts_busy = false;
+    /* Where only writes get lost, repairs go on in vain; but then there is one, and nobody asks. */
+    if (note.work == LC_VERBS_PROBE)
+        comm->barren = 0;
+    if (note.work != LC_VERBS_WRITE)
         return;
-    }
     /* Else the peer's farewell has completed it already. */
     if (out->known && out->seq == note.seq && --out->unacked == 0 && out->posted)
         complete_outgoing(comm, out);
@@ -540,6 +544,20 @@ static void poll_paths(struct lc_net_comm *comm)
     }
 }
 
+void lc_verbs_data_probe(struct lc_net_comm *comm)
+{
+    for (int i = 0; i < comm->n_paths && running(comm); i++) {
+        struct lc_verbs_path *path = &comm->paths[i];
+        struct ibv_send_wr wr = { .opcode = IBV_WR_RDMA_WRITE };
+
+        if (!(comm->common >> i & 1) || path->sq_used || !lc_verbs_path_room(path))
+            continue;
+        wr.wr.rdma.remote_addr = comm->theirs.paths[i].record;
+        wr.wr.rdma.rkey = comm->theirs.paths[i].record_key;
+        (void)post(comm, i, &wr, (struct lc_verbs_note){ 0, 0, LC_VERBS_PROBE });
+    }
+}
+
 static void post_flush(struct lc_net_comm *comm, struct lc_net_request *flush)
 {
     if (!flush->flush_left)
@@ -621,6 +639,7 @@ int lc_verbs_data_send(struct lc_net_comm *comm, void *data, size_t size, int ta
     *out = NULL;
     if (size && !mr)
         return -EINVAL;
+    comm->asked = true;
     if (!group->known || group->seq != comm->match_seq)
         return 0;
     for (i = 0; i < group->n; i++)

@@ -15,11 +15,17 @@
 #define LC_VERBS_END_ID  1000 /* of a receive without memory */
 #define LC_VERBS_SEND_ID 1001
 
+enum lc_verbs_work {
+    LC_VERBS_WRITE,
+    LC_VERBS_CTS,
+    LC_VERBS_PROBE /* writes nothing: whether there is an answer is the question */
+};
+
 /* What a work request on the send queue was: they complete in order. */
 struct lc_verbs_note {
     uint64_t seq; /* of its group */
     uint32_t bytes;
-    bool cts;
+    enum lc_verbs_work work;
 };
 
 /* Guarded by the connection's lock. */
