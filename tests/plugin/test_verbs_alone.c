@@ -339,6 +339,38 @@ static void who_waits_asks_for_the_peer(void)
     all_is_given_back();
 }
 
+/* Each repair is made in 2 s, and nothing gets through after it: not for longer than a timeout, however long nothing had
+ * to get through before. With ports that are down, so that no queue pair has to be made. */
+static void repairs_have_the_time_of_a_timeout(void)
+{
+    struct end end = running(true);
+    struct lc_net_comm *comm = end.comm;
+    int64_t begun = lc_now_ns();
+    int seconds = 3600;
+
+    (void)pthread_mutex_lock(&comm->lock);
+    comm->barren = 5; /* of an hour ago; nobody has waited since */
+    comm->barren_ns = begun;
+    comm->look_ns = 0;
+    (void)lc_verbs_comm_tick(comm, begun + 1800 * SECOND);
+    port_is_down = true;
+    for (; !comm->error && seconds < 3700; seconds += 2) {
+        char rest[4096];
+
+        comm->state = LC_VERBS_RUN;
+        lc_verbs_comm_path_failed(comm, 0, "no answer");
+        (void)lc_verbs_comm_tick(comm, begun + seconds * SECOND);
+        while (recv(end.peer, rest, sizeof(rest), MSG_DONTWAIT) > 0)
+            ;
+    }
+    CHECK(comm->error == -EREMOTEIO && strstr(comm->why, "repairs do not help"));
+    CHECK(seconds > 3660 && seconds < 3666);
+    port_is_down = false;
+    (void)pthread_mutex_unlock(&comm->lock);
+    finish(&end);
+    all_is_given_back();
+}
+
 static struct lc_net_mr *registered(unsigned char *at, size_t size)
 {
     struct lc_net_mr *mr = NULL;
@@ -390,11 +422,12 @@ static const struct {
     const char *name;
     void (*run)(void);
 } cases[] = {
-    {"dereg",  dereg                                  },
-    { "done",  dereg_after_completion_harms_nobody    },
-    { "probe", who_waits_asks_for_the_peer            },
-    { "later", what_is_mapped_later_is_registered_anew},
-    { "once",  the_same_pages_are_registered_once     },
+    {"dereg",   dereg                                  },
+    { "done",   dereg_after_completion_harms_nobody    },
+    { "probe",  who_waits_asks_for_the_peer            },
+    { "barren", repairs_have_the_time_of_a_timeout     },
+    { "later",  what_is_mapped_later_is_registered_anew},
+    { "once",   the_same_pages_are_registered_once     },
 };
 
 int main(int argc, char **argv)

@@ -41,8 +41,7 @@ struct lc_net_comm *lc_verbs_comm_new(struct lc_verbs_device *dev, bool sender, 
     comm->dev = dev;
     comm->fd = fd;
     comm->timeout_ns = timeout_ns;
-    comm->progress_ns = lc_now_ns();
-    comm->deadline_ns = comm->progress_ns + timeout_ns;
+    comm->deadline_ns = lc_now_ns() + timeout_ns;
     for (int i = 0; i < LC_VERBS_REQUESTS; i++)
         comm->requests[i].comm = comm;
     return comm;
@@ -407,6 +406,8 @@ static void look_for_peer(struct lc_net_comm *comm, int64_t now)
     bool waits = comm->asked || lc_verbs_data_waits(comm);
 
     comm->asked = false;
+    if (!waits)
+        comm->barren = 0;
     if (now < comm->probe_ns || !waits)
         return;
     comm->probe_ns = now + comm->timeout_ns / PROBES;
@@ -442,7 +443,9 @@ int lc_verbs_comm_tick(struct lc_net_comm *comm, int64_t now)
         return 50;
     }
     if (comm->restart) {
-        if (++comm->barren > BARREN && now - comm->progress_ns > comm->timeout_ns)
+        if (comm->barren++ == 0)
+            comm->barren_ns = now;
+        if (comm->barren > BARREN && now - comm->barren_ns > comm->timeout_ns)
             lc_verbs_comm_fail(comm, -EREMOTEIO, "repairs do not help; %s", comm->why);
         else
             start_epoch(comm, comm->epoch + 1);

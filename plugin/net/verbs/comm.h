@@ -122,8 +122,8 @@ struct lc_net_comm {
     int64_t timeout_ns;  /* constant */
     int64_t look_ns;     /* when to look at the ports again */
     int64_t probe_ns;    /* when to ask for the peer's device again, if somebody waits then */
-    int64_t progress_ns; /* when a group was last completed */
-    int barren;          /* repairs since then */
+    int barren;          /* repairs since something got through, or nobody waited for it */
+    int64_t barren_ns;   /* when the first of them began */
 
     uint32_t epoch;
     bool restart;      /* a queue pair has failed: start the next epoch */

@@ -132,12 +132,6 @@ uint32_t lc_verbs_data_open(const struct lc_net_comm *comm)
     return open;
 }
 
-static void progress(struct lc_net_comm *comm)
-{
-    comm->progress_ns = lc_now_ns();
-    comm->barren = 0;
-}
-
 /* ---- sender ---- */
 
 static void complete_outgoing(struct lc_net_comm *comm, struct lc_verbs_outgoing *out)
@@ -147,7 +141,7 @@ static void complete_outgoing(struct lc_net_comm *comm, struct lc_verbs_outgoing
         out->sends[i]->done = true;
     }
     out->known = false;
-    progress(comm);
+    comm->barren = 0;
 }
 
 void lc_verbs_data_resume(struct lc_net_comm *comm, uint64_t posted, uint32_t open, bool run)
@@ -416,7 +410,7 @@ static void complete_incoming(struct lc_net_comm *comm, struct lc_verbs_incoming
         let_go(&in->mrs[i]);
     in->request->done = true;
     in->open = false;
-    progress(comm);
+    comm->barren = 0;
 }
 
 static void on_end(struct lc_net_comm *comm, int i, uint32_t imm)
