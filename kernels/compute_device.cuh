@@ -97,25 +97,21 @@ static inline int find_whether_kernels_wait(const void *kernel)
     return err;
 }
 
-/* A kernel that waits itself: it may begin before what is in front of it in the stream has ended. Blocks that are a cluster
- * are for capability 9 on. */
+/* A kernel that waits itself: it may begin before what is in front of it in the stream has ended. */
 static inline int launch_early(const void *kernel, void **args, dim3 grid, unsigned threads,
-                               size_t shared, void *stream, unsigned cluster = 1)
+                               size_t shared, void *stream)
 {
-    cudaLaunchAttribute attributes[2] = {};
+    cudaLaunchAttribute attribute = {};
     cudaLaunchConfig_t config = {};
 
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim.x = cluster;
-    attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
-    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[1].val.programmaticStreamSerializationAllowed = 1;
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
     config.gridDim = grid;
     config.blockDim = dim3(threads);
     config.dynamicSmemBytes = shared;
     config.stream = static_cast<cudaStream_t>(stream);
-    config.attrs = attributes + (cluster == 1);
-    config.numAttrs = (cluster != 1) + __atomic_load_n(&kernels_wait, __ATOMIC_RELAXED);
+    config.attrs = &attribute;
+    config.numAttrs = __atomic_load_n(&kernels_wait, __ATOMIC_RELAXED);
     return cudaLaunchKernelExC(&config, kernel, args);
 }
 

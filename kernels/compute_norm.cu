@@ -218,10 +218,9 @@ const norm_table forward_forms[NORM_FORWARD_FORMS][2][2] = {
     FORM_TABLES(form_forward, FORWARD_RING_FOURS)
 };
 const norm_table backward_forms[NORM_BACKWARD_FORMS][2][2] = {
-    FORM_TABLES(form_backward, BACKWARD_ROWS),   FORM_TABLES(form_backward, BACKWARD_RING),
-    FORM_TABLES(form_backward, BACKWARD_PAIRS),  FORM_TABLES(form_backward, BACKWARD_OTHER_TEAMS),
-    FORM_TABLES(form_backward, BACKWARD_SHORT),  FORM_TABLES(form_backward, BACKWARD_LATE),
-    FORM_TABLES(form_backward, BACKWARD_CLUSTER)
+    FORM_TABLES(form_backward, BACKWARD_ROWS),  FORM_TABLES(form_backward, BACKWARD_RING),
+    FORM_TABLES(form_backward, BACKWARD_PAIRS), FORM_TABLES(form_backward, BACKWARD_OTHER_TEAMS),
+    FORM_TABLES(form_backward, BACKWARD_SHORT), FORM_TABLES(form_backward, BACKWARD_LATE)
 };
 #endif
 
@@ -296,20 +295,20 @@ const norm_kernel *find_backward(const lk_norm_launch *launch)
 }
 
 int run(norm_function function, const lk_norm_launch *launch, dim3 grid, unsigned threads,
-        size_t shared, void *stream, unsigned cluster = 1)
+        size_t shared, void *stream)
 {
     void *args[] = { const_cast<lk_norm_launch *>(launch) };
 
     return launch_early(reinterpret_cast<const void *>(function), args, grid, threads, shared,
-                        stream, cluster);
+                        stream);
 }
 
 /* Rows that are not aligned, but lie alike in x and y. */
 const norm_kernel shifted_kernels[2][2] = {
-    {{ SHIFTED_COLUMNS<128, 3>, norm_forward_shifted<128, 3, false>, 128, 1, 132 * 8, 0, 1 },
-     { SHIFTED_COLUMNS<256, 4>, norm_forward_shifted<256, 4, false>, 256, 1, 132 * 3, 0, 1 }},
-    { { SHIFTED_COLUMNS<128, 3>, norm_forward_shifted<128, 3, true>, 128, 1, 132 * 8, 0, 1 },
-     { SHIFTED_COLUMNS<256, 4>, norm_forward_shifted<256, 4, true>, 256, 1, 132 * 3, 0, 1 } }
+    {{ SHIFTED_COLUMNS<128, 3>, norm_forward_shifted<128, 3, false>, 128, 1, 132 * 8, 0 },
+     { SHIFTED_COLUMNS<256, 4>, norm_forward_shifted<256, 4, false>, 256, 1, 132 * 3, 0 }},
+    { { SHIFTED_COLUMNS<128, 3>, norm_forward_shifted<128, 3, true>, 128, 1, 132 * 8, 0 },
+     { SHIFTED_COLUMNS<256, 4>, norm_forward_shifted<256, 4, true>, 256, 1, 132 * 3, 0 } }
 };
 
 const norm_kernel *find_shifted_kernel(const lk_norm_launch *launch)
@@ -330,7 +329,6 @@ unsigned count_blocks(const norm_kernel &kernel, uint64_t rows)
 {
     uint64_t blocks = (rows + kernel.rows - 1) / kernel.rows;
 
-    blocks = (blocks + kernel.cluster - 1) / kernel.cluster * kernel.cluster;
     return static_cast<unsigned>(kernel.blocks && kernel.blocks < blocks ? kernel.blocks : blocks);
 }
 
@@ -344,8 +342,7 @@ int run_kernel(const norm_kernel &kernel, const lk_norm_launch *launch, unsigned
                                    cudaFuncAttributeMaxDynamicSharedMemorySize,
                                    static_cast<int>(kernel.shared));
     return err ? err
-               : run(kernel.function, launch, dim3(blocks), kernel.threads, kernel.shared, stream,
-                     kernel.cluster);
+               : run(kernel.function, launch, dim3(blocks), kernel.threads, kernel.shared, stream);
 }
 
 /* The second launch of backward. */
@@ -421,7 +418,7 @@ extern "C" int lk_run_norm_backward(const lk_norm_launch *launch, void *stream)
     if (kernel && launch->norm.rows) {
         unsigned blocks = count_blocks(*kernel, launch->norm.rows);
 
-        own.partials = launch->partials ? blocks / kernel->cluster : 0;
+        own.partials = launch->partials ? blocks : 0;
         err = run_kernel(*kernel, &own, blocks, stream);
     } else if (launch->norm.rows) {
         err = run_general_backward(launch, stream);

@@ -36,7 +36,6 @@ enum norm_backward_form {
     BACKWARD_OTHER_TEAMS,
     BACKWARD_SHORT, /* little under way */
     BACKWARD_LATE,
-    BACKWARD_CLUSTER, /* two blocks write their sums as one */
     NORM_BACKWARD_FORMS
 };
 
@@ -56,8 +55,7 @@ constexpr const char *NORM_BACKWARD_NAMES[] = { "rows",
                                                 "ring, two rows",
                                                 "ring, other teams",
                                                 "ring, fewer stages",
-                                                "ring, written late",
-                                                "ring, clusters" };
+                                                "ring, written late" };
 
 /* The product's form of each class: [with a mean][with a residual]. Measured on one H200, us by rows and by the form: RMSNorm of
  * 32768 x 2048 68.6, 67.6, of 4096 x 5120 26.5, 24.2; LayerNorm of 65536 x 1024 74.7, 71.7, of 32768 x 2048 82.5, 71.1, of 16384
@@ -113,7 +111,6 @@ struct norm_kernel {
     unsigned rows;   /* of a block at a time */
     unsigned blocks; /* the most that there may be; 0: one for all rows */
     size_t shared;
-    unsigned cluster; /* blocks for one row of partial sums */
 };
 
 /* ---- forward ---- */
@@ -127,8 +124,7 @@ constexpr norm_kernel forward_rows()
              norm_team<Lanes>::threads,
              norm_team<Lanes>::count * Hold / Groups,
              0,
-             0,
-             1 };
+             0 };
 }
 
 template <class Shape, unsigned Blocks, bool Layer, bool Residual>
@@ -143,8 +139,7 @@ constexpr norm_kernel forward_ring()
              Shape::threads,
              Shape::Teams * Shape::Rows,
              132 * Blocks,
-             Shape::bytes(Residual ? 2 : 1),
-             1 };
+             Shape::bytes(Residual ? 2 : 1) };
 }
 
 template <unsigned Columns, bool Layer> constexpr norm_kernel choose_forward_rows()
@@ -317,8 +312,7 @@ template <unsigned Lanes, unsigned Groups, bool Full> constexpr norm_kernel back
              norm_team<Lanes>::threads,
              norm_team<Lanes>::count * 4 / Groups,
              LK_NORM_PARTIALS,
-             0,
-             1 };
+             0 };
 }
 
 template <class Shape, bool Full, bool Residual, bool Again = false>
@@ -334,8 +328,7 @@ constexpr norm_kernel backward_ring()
              Shape::threads,
              Shape::Teams * Shape::Rows,
              132,
-             Shape::bytes(Residual ? 3 : 2),
-             Shape::Cluster };
+             Shape::bytes(Residual ? 3 : 2) };
 }
 
 template <unsigned Columns, bool Full> constexpr norm_kernel choose_backward_rows()
@@ -499,30 +492,6 @@ template <unsigned Columns, bool Full> constexpr norm_kernel try_late()
         return choose_backward_ring<Columns, Full>();
 }
 
-template <unsigned Columns, bool Full> constexpr norm_kernel try_cluster()
-{
-    if constexpr (Columns == 1024 && Full)
-        return backward_ring<norm_ring<64, 8, 2, 1, 3, false, 2>, Full, false>();
-    else if constexpr (Columns == 1024)
-        return backward_ring<norm_ring<128, 4, 1, 2, 3, true, 2>, Full, false>();
-    else if constexpr (Columns == 2048 && Full)
-        return backward_ring<norm_ring<128, 4, 2, 1, 2, false, 2>, Full, false>();
-    else if constexpr (Columns == 2048)
-        return backward_ring<norm_ring<256, 2, 1, 2, 3, true, 2>, Full, false>();
-    else if constexpr (Columns == 4096 && Full)
-        return backward_ring<norm_ring<256, 2, 2, 1, 3, false, 2>, Full, false>();
-    else if constexpr (Columns == 4096)
-        return backward_ring<norm_ring<512, 1, 1, 2, 3, false, 2>, Full, false>();
-    else if constexpr (Columns == 6144)
-        return backward_ring<norm_ring<256, 2, 3, 1, 2, false, 2>, Full, false>();
-    else if constexpr (Columns == 8192 && Full)
-        return backward_ring<norm_ring<512, 1, 2, 2, 2, false, 2>, Full, false>();
-    else if constexpr (Columns == 8192)
-        return backward_ring<norm_ring<512, 1, 2, 1, 2, false, 2>, Full, false>();
-    else
-        return choose_backward_ring<Columns, Full>();
-}
-
 template <norm_backward_form Form, unsigned Columns, bool Full, bool Residual>
 constexpr norm_kernel try_backward()
 {
@@ -534,10 +503,8 @@ constexpr norm_kernel try_backward()
         return try_other_teams<Columns, Full>();
     else if constexpr (Form == BACKWARD_SHORT)
         return try_short<Columns, Full, false>();
-    else if constexpr (Form == BACKWARD_LATE)
-        return try_late<Columns, Full>();
     else
-        return try_cluster<Columns, Full>();
+        return try_late<Columns, Full>();
 }
 #endif
 

@@ -9,17 +9,14 @@
 
 #include "kernels/compute_norm_rows.cuh"
 
-#include <cooperative_groups.h>
 #include <cuda_pipeline_primitives.h>
 
 /* The shape of a block. Rows of a team at a time, Groups of eight columns of each per thread. Late: rows are written when the
  * next ones have been added up, so that a team's threads have work on both sides of a barrier (backward alone). */
-template <unsigned L, unsigned T, unsigned G, unsigned R, unsigned S, bool A = false,
-          unsigned C = 1>
+template <unsigned L, unsigned T, unsigned G, unsigned R, unsigned S, bool A = false>
 struct norm_ring {
     static constexpr unsigned Lanes = L, Teams = T, Groups = G, Rows = R, Stages = S;
     static constexpr bool Late = A;
-    static constexpr unsigned Cluster = C; /* blocks that write one row of partial sums, 1 or 2 */
     static constexpr unsigned threads = L * T, warps = L / 32;
     static constexpr uint64_t columns = uint64_t{ 8 } * L * G;
 
@@ -427,29 +424,6 @@ __device__ __forceinline__ void ring_write_rows(const lk_norm_launch &launch, ui
     }
 }
 
-/* Two blocks' sums of columns, the first one's first: each writes a half of them. */
-template <unsigned Half>
-__device__ __forceinline__ void ring_write_cluster(float4 *all, float *out, unsigned groups,
-                                                   unsigned threads)
-{
-#if __CUDA_ARCH__ >= 900
-    cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
-    unsigned half = cluster.block_rank();
-
-    cluster.sync();
-    const float4 *first = cluster.map_shared_rank(all, 0);
-    const float4 *second = cluster.map_shared_rank(all, 1);
-
-    for (unsigned i = threadIdx.x; i < groups; i += threads) {
-        float4 a = first[half * Half + i], b = second[half * Half + i];
-
-        reinterpret_cast<float4 *>(out)[half * groups + i] = make_float4(a.x + b.x, a.y + b.y,
-                                                                         a.z + b.z, a.w + b.w);
-    }
-    cluster.sync(); /* before that memory is used again, or gone */
-#endif
-}
-
 /* The block's row of partial sums: its teams' one after another. As write_columns(). */
 template <class Shape>
 __device__ __forceinline__ void ring_write_columns(float4 *all, float *out, unsigned groups,
@@ -458,7 +432,7 @@ __device__ __forceinline__ void ring_write_columns(float4 *all, float *out, unsi
     constexpr unsigned HALF = Shape::Lanes * Shape::Groups;
     unsigned lane = threadIdx.x % Shape::Lanes, team = threadIdx.x / Shape::Lanes;
 
-    if (Shape::Teams > 1 || Shape::Cluster > 1)
+    if (Shape::Teams > 1)
         __syncthreads(); /* all is read that was there */
 #pragma unroll
     for (unsigned v = 0; v < Shape::Groups; v++)
@@ -468,12 +442,12 @@ __device__ __forceinline__ void ring_write_columns(float4 *all, float *out, unsi
                                       mine[v][4 * half + 2], mine[v][4 * half + 3]);
             unsigned group = lane + v * Shape::Lanes;
 
-            if (Shape::Teams > 1 || Shape::Cluster > 1)
+            if (Shape::Teams > 1)
                 all[2 * HALF * team + half * HALF + group] = four;
             else if (group < groups)
                 reinterpret_cast<float4 *>(out)[half * groups + group] = four;
         }
-    if (Shape::Teams == 1 && Shape::Cluster == 1)
+    if (Shape::Teams == 1)
         return;
     __syncthreads();
     for (unsigned i = threadIdx.x; i < 2 * HALF; i += Shape::threads) {
@@ -485,13 +459,9 @@ __device__ __forceinline__ void ring_write_columns(float4 *all, float *out, unsi
 
             sum = make_float4(sum.x + other.x, sum.y + other.y, sum.z + other.z, sum.w + other.w);
         }
-        if (Shape::Cluster > 1)
-            all[i] = sum;
-        else if (i % HALF < groups)
+        if (i % HALF < groups)
             reinterpret_cast<float4 *>(out)[i / HALF * groups + i % HALF] = sum;
     }
-    if (Shape::Cluster > 1)
-        ring_write_cluster<HALF>(all, out, groups, Shape::threads);
 }
 
 /* Rows that have been added up: where they begin and lie, and what was found. */
@@ -592,7 +562,7 @@ __global__ void __launch_bounds__(Shape::threads, Blocks)
     if (!launch.partials)
         return;
     float *out = static_cast<float *>(launch.backward.workspace) +
-                 uint64_t{ blockIdx.x / Shape::Cluster } * 16 * (columns / 8);
+                 uint64_t{ blockIdx.x } * 16 * (columns / 8);
     float4 *all = reinterpret_cast<float4 *>(ring);
 
     __pipeline_wait_prior(0);
