@@ -158,9 +158,8 @@ constexpr norm_table rows_forward(std::index_sequence<I...>)
 template <bool Layer, bool Residual, size_t... I>
 constexpr norm_table statistics_forward(std::index_sequence<I...>)
 {
-    return {
-        { choose_forward<NORM_STATISTICS_FORM[Layer][I], NORM_CLASSES[I], Layer, Residual>()... }
-    };
+    return { { choose_forward<statistics_form(Layer, NORM_CLASSES[I]), NORM_CLASSES[I], Layer,
+                              Residual>()... } };
 }
 
 /* Of few rows. */
@@ -210,17 +209,12 @@ const norm_table backward_again_tables[2][2] = NORM_TABLES(again_backward);
     }
 
 const norm_table forward_forms[NORM_FORWARD_FORMS][2][2] = {
-    FORM_TABLES(form_forward, FORWARD_ROWS),        FORM_TABLES(form_forward, FORWARD_RING),
-    FORM_TABLES(form_forward, FORWARD_RING_TWICE),  FORM_TABLES(form_forward, FORWARD_ROWS_MORE),
-    FORM_TABLES(form_forward, FORWARD_ROWS_WIDE),   FORM_TABLES(form_forward, FORWARD_ROWS_HELD),
-    FORM_TABLES(form_forward, FORWARD_ROWS_ALONE),  FORM_TABLES(form_forward, FORWARD_RING_PAIRS),
-    FORM_TABLES(form_forward, FORWARD_ROWS_NARROW), FORM_TABLES(form_forward, FORWARD_ROWS_LONG),
-    FORM_TABLES(form_forward, FORWARD_RING_FOURS)
+    FORM_TABLES(form_forward, FORWARD_ROWS),      FORM_TABLES(form_forward, FORWARD_RING),
+    FORM_TABLES(form_forward, FORWARD_ROWS_MORE), FORM_TABLES(form_forward, FORWARD_ROWS_WIDE),
+    FORM_TABLES(form_forward, FORWARD_ROWS_HELD), FORM_TABLES(form_forward, FORWARD_ROWS_NARROW)
 };
 const norm_table backward_forms[NORM_BACKWARD_FORMS][2][2] = {
-    FORM_TABLES(form_backward, BACKWARD_ROWS),  FORM_TABLES(form_backward, BACKWARD_RING),
-    FORM_TABLES(form_backward, BACKWARD_PAIRS), FORM_TABLES(form_backward, BACKWARD_OTHER_TEAMS),
-    FORM_TABLES(form_backward, BACKWARD_SHORT), FORM_TABLES(form_backward, BACKWARD_LATE)
+    FORM_TABLES(form_backward, BACKWARD_ROWS), FORM_TABLES(form_backward, BACKWARD_RING)
 };
 #endif
 

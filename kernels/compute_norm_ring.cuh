@@ -213,8 +213,8 @@ __device__ __forceinline__ void ring_apply(const lk_norm_launch &launch, uint64_
     }
 }
 
-template <class Shape, unsigned Blocks, unsigned Matrices, bool Layer>
-__global__ void __launch_bounds__(Shape::threads, Blocks)
+template <class Shape, unsigned Matrices, bool Layer>
+__global__ void __launch_bounds__(Shape::threads, 1)
     norm_forward_ring(const __grid_constant__ lk_norm_launch launch)
 {
     extern __shared__ uint4 ring[];
@@ -508,8 +508,8 @@ __device__ __forceinline__ void ring_add_up(const lk_norm_launch &launch, uint4 
 }
 
 /* Full: with a mean or dbeta. */
-template <class Shape, unsigned Blocks, unsigned Matrices, bool Full, bool Again>
-__global__ void __launch_bounds__(Shape::threads, Blocks)
+template <class Shape, unsigned Matrices, bool Full, bool Again>
+__global__ void __launch_bounds__(Shape::threads, 1)
     norm_backward_ring(const __grid_constant__ lk_norm_launch launch)
 {
     extern __shared__ uint4 ring[];

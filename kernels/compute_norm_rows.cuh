@@ -39,17 +39,13 @@ __device__ __forceinline__ void team_sum(float (&parts)[N][norm_team<Lanes>::war
 #pragma unroll
     for (unsigned i = 0; i < N; i++) {
         values[i] = 0;
-        if constexpr (norm_team<Lanes>::warps == 2)
-            values[i] = parts[i][0] + parts[i][1];
-        else
 #pragma unroll
-            for (unsigned w = 0; w < norm_team<Lanes>::warps; w += 4) {
-                float4 four = *reinterpret_cast<const float4 *>(
-                    &parts[i]
-                          [w % norm_team<Lanes>::warps]); /* the remainder: for one warp's sake */
+        for (unsigned w = 0; w < norm_team<Lanes>::warps; w += 4) {
+            float4 four = *reinterpret_cast<const float4 *>(
+                &parts[i][w % norm_team<Lanes>::warps]); /* the remainder: for one warp's sake */
 
-                values[i] += (four.x + four.y) + (four.z + four.w);
-            }
+            values[i] += (four.x + four.y) + (four.z + four.w);
+        }
     }
 }
 
