@@ -1023,12 +1023,26 @@ static ncclResult_t flush(struct lc_gather *gather, const struct lc_real *real)
     return result == ncclSuccess ? start_round(gather, real) : result;
 }
 
-/* NCCL launches nothing of a group in which a call has failed, so one is made that does. */
-static void spoil_group(const struct lc_real *real)
+/* Of a communicator of the group that NCCL still knows, or NULL. */
+static ncclComm_t open_handle(const struct lc_gather *gather)
 {
+    for (size_t i = 0; i < gather->members_n; i++) {
+        const struct lc_comm *comm = gather->members[i]->comm;
+
+        if (!atomic_load_explicit(&comm->closed, memory_order_relaxed))
+            return (ncclComm_t)atomic_load_explicit(&comm->handle, memory_order_relaxed);
+    }
+    return NULL;
+}
+
+/* NCCL launches nothing of a group in which a call has failed, so one is made that does: of no type. */
+static void spoil_group(const struct lc_gather *gather, const struct lc_real *real)
+{
+    ncclComm_t handle = open_handle(gather);
+
     lc_error(
-        "a group has failed: NCCL is given a call without a communicator, so that it does nothing of it either");
-    (void)real->ncclAllReduce(NULL, NULL, 0, ncclInt8, ncclSum, NULL, NULL);
+        "a group has failed: NCCL is given a call without a type, so that it does nothing of it either");
+    (void)real->ncclAllReduce(NULL, NULL, 0, (ncclDataType_t)-1, ncclSum, handle, NULL);
 }
 
 ncclResult_t lc_gather_flush(const struct lc_real *real)
@@ -1036,7 +1050,7 @@ ncclResult_t lc_gather_flush(const struct lc_real *real)
     ncclResult_t result = lc_thread.gather ? flush(lc_thread.gather, real) : ncclSuccess;
 
     if (result != ncclSuccess)
-        spoil_group(real);
+        spoil_group(lc_thread.gather, real);
     return result;
 }
 
