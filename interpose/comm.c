@@ -5,6 +5,7 @@
 #include "common/log.h"
 #include "interpose/messages.h"
 #include "interpose/pairs.h"
+#include "interpose/pool.h"
 #include "interpose/process.h"
 #include "interpose/reduce.h"
 
@@ -37,6 +38,9 @@ static _Atomic bool changing;
 /* Entries, made when first needed, never freed. A chunk is published with release, read with acquire. */
 static _Atomic(struct lc_comm *) chunks[CHUNKS];
 static _Atomic uint32_t fresh; /* entries ever made; relaxed */
+
+/* Entries in use. Grows before an entry is put in, falls (release) when nothing of it is left; read with acquire. */
+static _Atomic uint32_t alive;
 
 /* Stack of unused entries: low half index + 1, high half a count of changes (against ABA). */
 static _Atomic uint64_t unused;
@@ -146,7 +150,8 @@ static void give_entry(struct lc_comm *comm)
                                                     memory_order_relaxed));
 }
 
-/* The last reference is gone: nobody can reach the entry any more. */
+/* The last reference is gone: nobody can reach the entry any more. Whoever drops it may be a watchdog: nothing here waits
+ * for the device. */
 static void retire(struct lc_comm *comm)
 {
     uint32_t at;
@@ -155,12 +160,11 @@ static void retire(struct lc_comm *comm)
     comm->sides = NULL;
     lc_pairs_free(comm->pairs);
     comm->pairs = NULL;
-    lc_reducer_free(atomic_exchange(&comm->reducer, NULL),
-                    atomic_load_explicit(&comm->aborted, memory_order_relaxed) ||
-                        lc_thread.depth > 0);
+    lc_reducer_free(atomic_exchange(&comm->reducer, NULL));
     lc_agree_free(comm->agree);
     comm->agree = NULL;
     lc_redops_free(&comm->redops);
+    atomic_fetch_sub_explicit(&alive, 1, memory_order_release);
 
     if (lc_ledger_calls(&comm->ledger)) {
         at = atomic_load_explicit(&kept_count, memory_order_relaxed);
@@ -195,7 +199,32 @@ void lc_comm_put(struct lc_comm *comm)
         retire(comm);
 }
 
-void lc_comm_put_behind_group(struct lc_comm *comm)
+/* Freeing memory waits for the devices: only when nothing of NCCL's can be on them. */
+static void free_what_is_left(void)
+{
+    size_t spare;
+
+    if (atomic_load_explicit(&alive, memory_order_acquire) == 0) {
+        lc_reducer_free_all();
+        return;
+    }
+    lc_reducer_free_ended();
+    spare = lc_pool_spare();
+    if (spare)
+        lc_info("%zu KB of memory are kept for later communicators", spare >> 10);
+}
+
+void lc_comm_end(struct lc_comm *comm)
+{
+    if (!comm)
+        return;
+    if (!atomic_load_explicit(&comm->aborted, memory_order_relaxed))
+        lc_reducer_settle(atomic_load_explicit(&comm->reducer, memory_order_acquire));
+    lc_comm_put(comm);
+    free_what_is_left();
+}
+
+void lc_comm_end_behind_group(struct lc_comm *comm)
 {
     if (!comm)
         return;
@@ -203,7 +232,7 @@ void lc_comm_put_behind_group(struct lc_comm *comm)
     lc_thread.ended = comm;
 }
 
-void lc_comm_put_ended(void)
+void lc_comm_end_group(void)
 {
     struct lc_comm *comm = lc_thread.ended;
 
@@ -211,7 +240,7 @@ void lc_comm_put_ended(void)
     while (comm) {
         struct lc_comm *next = comm->next_ended;
 
-        lc_comm_put(comm);
+        lc_comm_end(comm);
         comm = next;
     }
 }
@@ -288,6 +317,13 @@ static void prepare(struct lc_comm *comm, uintptr_t key, const struct lc_comm_fa
     atomic_store_explicit(&comm->handle, key, memory_order_relaxed);
 }
 
+/* Of one that has not been put in. */
+static void give_back(struct lc_comm *comm)
+{
+    atomic_fetch_sub_explicit(&alive, 1, memory_order_release);
+    give_entry(comm);
+}
+
 static void warn_full(void)
 {
     lc_warn_once("more than %d communicators at a time: calls on some of them are not counted",
@@ -314,10 +350,11 @@ static struct lc_comm *put_in(uintptr_t key, const struct lc_comm_facts *facts,
         warn_full();
         return NULL;
     }
+    atomic_fetch_add_explicit(&alive, 1, memory_order_relaxed);
     prepare(comm, key, facts, agree);
     if (!change_begin()) {
         warn_stuck();
-        give_entry(comm);
+        give_back(comm);
         return NULL;
     }
     slot = slot_of(key, true);
@@ -337,7 +374,7 @@ static struct lc_comm *put_in(uintptr_t key, const struct lc_comm_facts *facts,
     if (!slot)
         warn_full();
     if (comm)
-        give_entry(comm);
+        give_back(comm);
     return there;
 }
 

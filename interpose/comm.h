@@ -99,14 +99,19 @@ struct lc_comm *lc_comm_get(ncclComm_t handle);
  * lc_thread.inside set. */
 struct lc_comm *lc_comm_get_or_adopt(ncclComm_t handle, const struct lc_real *real);
 
-void lc_comm_put(struct lc_comm *comm); /* NULL is allowed */
+/* Never waits for the device, whatever this ends. NULL is allowed. */
+void lc_comm_put(struct lc_comm *comm);
+
+/* By the thread that has destroyed it in order, with NCCL's part done. Waits for what it has under way itself, bounded, and
+ * for nothing of others unless it was the last communicator of the process. NULL is allowed. */
+void lc_comm_end(struct lc_comm *comm);
 
 /* The same once the open group of this thread has ended: NCCL destroys its communicator only then, and until its work is
  * over a peer may end without goodbye and what waits for it must hear of that. */
-void lc_comm_put_behind_group(struct lc_comm *comm);
+void lc_comm_end_behind_group(struct lc_comm *comm);
 
 /* The outermost group of this thread has ended. */
-void lc_comm_put_ended(void);
+void lc_comm_end_group(void);
 
 /* Once more, of one that is pinned. */
 struct lc_comm *lc_comm_pin(struct lc_comm *comm);

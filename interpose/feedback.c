@@ -2,6 +2,7 @@
 #include "interpose/feedback.h"
 
 #include "common/log.h"
+#include "interpose/pool.h"
 #include "interpose/process.h"
 
 #include <stdlib.h>
@@ -56,12 +57,12 @@ static bool allocate(struct lc_feedback *feedback, struct lc_reducer *reducer, c
 {
     const struct lc_backend *backend = reducer->backend;
     struct lc_guard guard;
-    int err = 0;
+    int err;
 
     if (!lc_guard_begin(backend, reducer->device, &guard))
         return false;
-    if (!feedback->memory)
-        err = backend->cudaMalloc((void **)&feedback->memory, feedback->bytes);
+    err = lc_pool_take(backend, LC_MEMORY_DEVICE, reducer->device, feedback->bytes,
+                       (void **)&feedback->memory);
     if (!err)
         err = backend->cudaMemsetAsync(feedback->memory, 0, feedback->bytes, stream);
     if (!err) /* the first use of the memory comes behind it, on whatever stream */
@@ -77,22 +78,17 @@ static bool allocate(struct lc_feedback *feedback, struct lc_reducer *reducer, c
 void lc_feedback_set_up(struct lc_reducer *reducer, cudaStream_t stream, struct lc_ledger *ledger)
 {
     const struct lc_config *config = lc_process_config();
-    struct lc_feedback *feedback = reducer->feedback;
+    struct lc_feedback *feedback;
 
     if (!config->error_feedback || config->allreduce_wire == LC_WIRE_DATA)
         return;
-    if (!feedback)
-        feedback = reducer->feedback = calloc(1, sizeof(*feedback));
+    feedback = reducer->feedback = calloc(1, sizeof(*feedback));
     if (!feedback) {
         say_none(reducer, config->feedback_max, "out of memory");
         return;
     }
     feedback->backend = reducer->backend;
     feedback->bytes = config->feedback_max / UNIT * UNIT;
-    while (feedback->n)
-        drop(feedback, feedback->n - 1);
-    feedback->touched = 0;
-    feedback->calls = 0;
     feedback->ledger = allocate(feedback, reducer, stream) ? ledger : NULL;
 }
 
@@ -106,8 +102,7 @@ void lc_feedback_free(struct lc_feedback *feedback)
 {
     if (!feedback)
         return;
-    if (feedback->memory)
-        (void)feedback->backend->cudaFree(feedback->memory);
+    lc_pool_give(feedback->memory);
     while (feedback->n)
         drop(feedback, feedback->n - 1);
     free(feedback);

@@ -44,7 +44,7 @@ void lc_feedback_pass_group(struct lc_reducer *reducer, uint64_t calls);
 /* The ledger is about to go. NULL is allowed, as below. */
 void lc_feedback_detach(struct lc_feedback *feedback);
 
-/* No work that uses it is in flight; the device is current. */
+/* No work that uses it is in flight. Its memory goes to the pool. */
 void lc_feedback_free(struct lc_feedback *feedback);
 
 #endif

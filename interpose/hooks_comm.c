@@ -168,9 +168,9 @@ LC_EXPORT ncclResult_t ncclCommDestroy(ncclComm_t comm)
     lc_comm_remove(comm);
     result = real->ncclCommDestroy(comm); /* waits for the work that uses our memory */
     if (lc_thread.depth > 0)
-        lc_comm_put_behind_group(entry);
+        lc_comm_end_behind_group(entry);
     else
-        lc_comm_put(entry);
+        lc_comm_end(entry);
     lc_call_leave_other(own);
     return result;
 }

@@ -5,6 +5,7 @@
 #include "common/log.h"
 #include "interpose/control/control.h"
 #include "interpose/policy.h"
+#include "interpose/pool.h"
 #include "kernels/ring_layout.h"
 
 #include <errno.h>
@@ -132,15 +133,15 @@ static int allocate(struct lc_peers *peers)
     if (!err)
         err = backend->cudaEventCreateWithFlags(&peers->event, cudaEventDisableTiming);
     if (!err)
-        err = backend->cudaHostAlloc((void **)&peers->shared, sizeof(*peers->shared),
-                                     cudaHostAllocPortable | cudaHostAllocMapped);
+        err = lc_pool_take(backend, LC_MEMORY_PINNED, peers->facts.device, sizeof(*peers->shared),
+                           (void **)&peers->shared);
     if (err)
         return err;
     memset(peers->shared, 0, sizeof(*peers->shared));
     rings->abort = &peers->shared->abort;
     rings->too_few = &peers->shared->too_few[0];
     lc_room_echo_abort(peers->room, &peers->shared->abort);
-    err = backend->cudaMalloc(&rings->state, states);
+    err = lc_pool_take(backend, LC_MEMORY_DEVICE, peers->facts.device, states, &rings->state);
     if (!err)
         err = backend->cudaMemsetAsync(rings->state, 0, states, peers->stream);
     return err;
@@ -159,11 +160,20 @@ void lc_peers_unmap(struct lc_peers *peers)
     peers->reserved = false;
 }
 
+/* Its kernels end without waiting for anybody, also those of graphs. */
+static bool is_aborted(const struct lc_peers *peers)
+{
+    return peers->shared && __atomic_load_n(&peers->shared->abort, __ATOMIC_ACQUIRE);
+}
+
 void lc_peers_detach(struct lc_peers *peers)
 {
     if (!peers || !peers->room)
         return;
-    lc_budget_forget(&peers->share);
+    if (is_aborted(peers))
+        lc_budget_leave(&peers->share);
+    else
+        lc_budget_forget(&peers->share);
     lc_room_echo_abort(peers->room, NULL);
     lc_room_withdraw_fd(peers->room);
     for (uint32_t c = 1; c <= LC_CHANGES; c++) {
@@ -184,7 +194,7 @@ static int poll_device(const struct lc_peers *peers)
     return err;
 }
 
-/* For what cannot be left: bounded. */
+/* Bounded. */
 static bool wait_for_device(const struct lc_peers *peers)
 {
     struct lc_deadline until = lc_deadline_in_ms(10000);
@@ -195,12 +205,16 @@ static bool wait_for_device(const struct lc_peers *peers)
     return err == 0;
 }
 
-/* The device counts by itself, so that graphs count, too. */
-static void read_counts(struct lc_peers *peers)
+void lc_peers_count(struct lc_peers *peers)
 {
-    const struct lc_backend *backend = peers->backend;
-    struct shared *shared = peers->shared;
+    const struct lc_backend *backend;
+    struct shared *shared;
     int err = 0;
+
+    if (!peers || peers->stage != READY || !peers->ledger)
+        return;
+    backend = peers->backend;
+    shared = peers->shared;
 
     for (uint32_t g = 0; !err && g <= peers->made; g++)
         err = backend->cudaMemcpyAsync(&shared->counts[g],
@@ -228,45 +242,28 @@ void lc_peers_close(struct lc_peers *peers)
     peers->fd = -1;
 }
 
-void lc_peers_give_back(struct lc_peers *peers)
-{
-    if (!peers || peers->room || poll_device(peers) == cudaErrorNotReady)
-        return;
-    lc_peers_unmap(peers);
-    for (uint32_t c = 1; c <= LC_CHANGES; c++) {
-        if (peers->by_change[c])
-            lc_peers_unmap(peers->by_change[c]);
-    }
-}
-
-void lc_peers_free(struct lc_peers *peers)
+bool lc_peers_free(struct lc_peers *peers)
 {
     const struct lc_backend *backend;
 
     if (!peers)
-        return;
+        return true;
     backend = peers->backend;
-    lc_budget_leave(&peers->share);
-    if (peers->stage == READY && peers->ledger)
-        read_counts(peers);
     lc_peers_detach(peers);
+    if (poll_device(peers) == cudaErrorNotReady)
+        return false;
+    lc_budget_leave(&peers->share);
     lc_peers_close(peers);
-    if (!wait_for_device(peers)) {
-        lc_warn("device %d: %zu MB that peers have mapped are still in use and stay allocated",
-                peers->facts.device, lc_peers_all_bytes(peers) >> 20);
-        return;
-    }
     lc_peers_free_changes(peers);
     lc_peers_unmap(peers);
-    if (peers->rings.state)
-        (void)backend->cudaFree(peers->rings.state);
-    if (peers->shared)
-        (void)backend->cudaFreeHost(peers->shared);
+    lc_pool_give(peers->rings.state);
+    lc_pool_give(peers->shared);
     if (peers->event)
         (void)backend->cudaEventDestroy(peers->event);
     if (peers->stream)
         (void)backend->cudaStreamDestroy(peers->stream);
     free(peers);
+    return true;
 }
 
 /* ---- steps: 0, done; -EAGAIN, at another call; else it has failed ---- */

@@ -45,7 +45,7 @@ struct lc_peers_facts {
  * complete. */
 bool lc_peers_possible(struct lc_room *room, int ranks);
 
-/* NULL: out of memory. `ledger` gets what the device has counted, when they are freed in order. */
+/* NULL: out of memory. `ledger` gets what lc_peers_count finds. */
 struct lc_peers *lc_peers_new(const struct lc_backend *backend, struct lc_room *room,
                               const struct lc_peers_facts *facts, struct lc_ledger *ledger);
 
@@ -106,14 +106,15 @@ void lc_peers_keep(struct lc_peers *peers, enum lc_grid grid, uint32_t ctas);
 /* A call has ended early, since a rank has aborted or is gone: its results are none. Any thread, after the vote. */
 bool lc_peers_were_cut(const struct lc_peers *peers);
 
-/* The room is about to be released, and work may go on. Not freed by it. NULL is allowed, as below. */
+/* What the device has counted by itself, graphs' calls included, goes to the ledger: work of the communicator is over. Waits
+ * for a copy, bounded; the device is current. NULL is allowed, as below. */
+void lc_peers_count(struct lc_peers *peers);
+
+/* The room is about to be released, and work may go on. Not freed by it. Any thread that alone has them, as below. */
 void lc_peers_detach(struct lc_peers *peers);
 
-/* Of detached ones, whose work is over: what others are no longer to write to is unmapped if the device has done all,
- * without waiting for it, so that it does not count any more. */
-void lc_peers_give_back(struct lc_peers *peers);
-
-/* No work that uses them is in flight; the device is current. */
-void lc_peers_free(struct lc_peers *peers);
+/* No call that uses them is in flight; the device is current. Does not wait: memory goes to the pool, segments are unmapped.
+ * False: the device is still at the set-up; nothing has been freed. */
+bool lc_peers_free(struct lc_peers *peers);
 
 #endif

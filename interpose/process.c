@@ -4,6 +4,7 @@
 #include "interpose/comm.h"
 #include "interpose/control/control.h"
 #include "interpose/metrics.h"
+#include "interpose/pool.h"
 #include "interpose/report.h"
 #include "interpose/watch.h"
 
@@ -35,6 +36,7 @@ static void in_child(void)
     lc_thread = (struct lc_thread){ 0 }; /* a child has no group open in NCCL that it could end */
     self = getpid();
     lc_comm_after_fork();
+    lc_pool_after_fork();
     lc_metrics_after_fork();
 }
 

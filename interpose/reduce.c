@@ -7,6 +7,7 @@
 #include "interpose/comm.h"
 #include "interpose/feedback.h"
 #include "interpose/peers.h"
+#include "interpose/pool.h"
 #include "interpose/process.h"
 #include "interpose/refusal.h"
 #include "interpose/rounding.h"
@@ -21,8 +22,8 @@
 
 /* ---- scratch ---- */
 
-/* Of communicators that could not free it: cudaFree waits for all work of the device, also for that of communicators
- * which the program is going to abort next. A stack; what is taken from it is the whole. Any thread. */
+/* What communicators have left, until nothing runs that uses it. A stack; what is taken from it is the whole. Any
+ * thread. */
 static _Atomic(struct lc_reducer *) kept;
 
 static void keep(struct lc_reducer *reducer)
@@ -32,62 +33,66 @@ static void keep(struct lc_reducer *reducer)
         ;
 }
 
+/* What a graph has used may be replayed, whatever has become of its communicator, unless that was destroyed in order. */
 static bool is_done(const struct lc_reducer *reducer)
 {
-    bool done = !reducer->open && (!reducer->serial || reducer->backend->cudaEventQuery(
-                                                           reducer->serial) == cudaSuccess);
+    bool done = !reducer->open && reducer->next_captured == 0 &&
+                (!reducer->serial ||
+                 reducer->backend->cudaEventQuery(reducer->serial) == cudaSuccess);
 
     if (!done)
         (void)reducer->backend->cudaGetLastError(); /* not the program's error */
     return done;
 }
 
-/* What a graph has used may be replayed, whatever has become of its communicator. */
-static struct lc_reducer *take_kept(int device, size_t bytes)
+/* Waits for nothing: memory goes to the pool. False: the device still works on the peers' memory. */
+static bool free_parts(struct lc_reducer *reducer)
 {
-    struct lc_reducer *list = atomic_exchange(&kept, NULL), *found = NULL;
+    const struct lc_backend *backend = reducer->backend;
 
-    while (list) {
-        struct lc_reducer *next = list->next;
-
-        if (!found && list->device == device && list->bytes == bytes && list->next_captured == 0 &&
-            is_done(list))
-            found = list;
-        else
-            keep(list);
-        list = next;
+    if (!lc_peers_free(reducer->peers))
+        return false;
+    lc_verify_free(reducer->verify);
+    lc_feedback_free(reducer->feedback);
+    lc_rounding_free(reducer);
+    lc_pool_give(reducer->scratch);
+    if (reducer->serial)
+        (void)backend->cudaEventDestroy(reducer->serial);
+    if (reducer->join)
+        (void)backend->cudaEventDestroy(reducer->join);
+    for (int i = 0; i < LC_CAPTURES; i++) {
+        if (reducer->captured[i].event)
+            (void)backend->cudaEventDestroy(reducer->captured[i].event);
     }
-    return found;
+    free(reducer);
+    return true;
 }
 
-/* Segments that peers have mapped count for as long as they are mapped here, and unmapping them does not wait. */
-static void give_back_kept(int device)
+static bool free_if_done(struct lc_reducer *reducer)
+{
+    const struct lc_backend *backend = reducer->backend;
+    int device = reducer->device;
+    struct lc_guard guard;
+    bool freed;
+
+    if (!lc_guard_begin(backend, device, &guard))
+        return false;
+    freed = is_done(reducer) && free_parts(reducer);
+    lc_guard_end(backend, device, &guard);
+    return freed;
+}
+
+void lc_reducer_free_ended(void)
 {
     struct lc_reducer *list = atomic_exchange(&kept, NULL);
 
     while (list) {
         struct lc_reducer *next = list->next;
 
-        if (list->device == device && list->next_captured == 0 && is_done(list))
-            lc_peers_give_back(list->peers);
-        keep(list);
+        if (!free_if_done(list))
+            keep(list);
         list = next;
     }
-}
-
-/* What belongs to the communicator that had it: freeing waits for the device, so that is for free_kept. Without memory to
- * keep it in it stays allocated. */
-static void set_peers_aside(struct lc_reducer *reducer)
-{
-    struct lc_reducer *rest = reducer->peers ? calloc(1, sizeof(*rest)) : NULL;
-
-    if (rest) {
-        rest->backend = reducer->backend;
-        rest->device = reducer->device;
-        rest->peers = reducer->peers;
-        keep(rest);
-    }
-    reducer->peers = NULL;
 }
 
 struct lc_reducer *lc_reducer_new(int device, cudaStream_t stream, size_t bytes)
@@ -105,20 +110,16 @@ struct lc_reducer *lc_reducer_new(int device, cudaStream_t stream, size_t bytes)
             device);
         return NULL;
     }
-    give_back_kept(device);
-    reducer = take_kept(device, bytes);
-    if (!reducer)
-        reducer = calloc(1, sizeof(*reducer));
-    if (!reducer || reducer->scratch) {
-        if (reducer)
-            set_peers_aside(reducer);
+    lc_reducer_free_ended();
+    reducer = calloc(1, sizeof(*reducer));
+    if (!reducer) {
         lc_guard_end(backend, device, &guard);
-        return reducer;
+        return NULL;
     }
     *reducer = (struct lc_reducer){ .backend = backend, .device = device, .bytes = bytes };
     err = backend->lk_load_all();
     if (!err)
-        err = backend->cudaMalloc((void **)&reducer->scratch, bytes);
+        err = lc_pool_take(backend, LC_MEMORY_DEVICE, device, bytes, (void **)&reducer->scratch);
     if (!err)
         err = backend->cudaEventCreateWithFlags(&reducer->serial, cudaEventDisableTiming);
     if (!err)
@@ -136,7 +137,7 @@ struct lc_reducer *lc_reducer_new(int device, cudaStream_t stream, size_t bytes)
         lc_warn_once(
             "device %d: no scratch of %zu MB for reductions (%s): they stay with NCCL on all ranks",
             device, bytes >> 20, backend->lk_error_text(err));
-        lc_reducer_free(reducer, false);
+        lc_reducer_free(reducer);
         return NULL;
     }
     return reducer;
@@ -170,74 +171,51 @@ bool lc_reducer_busy(const struct lc_reducer *reducer)
     return busy;
 }
 
-static void free_parts(struct lc_reducer *reducer)
+void lc_reducer_settle(struct lc_reducer *reducer)
 {
-    const struct lc_backend *backend = reducer->backend;
+    struct lc_guard guard;
 
-    if (reducer->serial && !is_idle(reducer)) {
+    if (!reducer || !lc_guard_begin(reducer->backend, reducer->device, &guard))
+        return;
+    if (is_idle(reducer)) {
+        lc_peers_count(reducer->peers);
+        reducer->next_captured = 0;
+    } else {
         lc_warn("device %d: %zu MB of scratch are still in use and stay allocated", reducer->device,
                 reducer->bytes >> 20);
-        lc_verify_detach(reducer->verify);
-        lc_feedback_detach(reducer->feedback);
-        lc_peers_detach(reducer->peers);
-        return;
     }
-    lc_verify_free(reducer->verify);
-    lc_feedback_free(reducer->feedback);
-    lc_rounding_free(reducer);
-    lc_peers_free(reducer->peers);
-    if (reducer->scratch)
-        (void)backend->cudaFree(reducer->scratch);
-    if (reducer->serial)
-        (void)backend->cudaEventDestroy(reducer->serial);
-    if (reducer->join)
-        (void)backend->cudaEventDestroy(reducer->join);
-    for (int i = 0; i < LC_CAPTURES; i++) {
-        if (reducer->captured[i].event)
-            (void)backend->cudaEventDestroy(reducer->captured[i].event);
-    }
+    lc_guard_end(reducer->backend, reducer->device, &guard);
 }
 
-/* Where the device is waited for anyway. */
-static void free_kept(int device)
+void lc_reducer_free(struct lc_reducer *reducer)
+{
+    if (!reducer)
+        return;
+    lc_verify_detach(reducer->verify);
+    lc_feedback_detach(reducer->feedback);
+    lc_peers_detach(reducer->peers);
+    keep(reducer);
+}
+
+/* Those that graphs have used go as well, and those whose end no event says, behind a call that waits for all. */
+void lc_reducer_free_all(void)
 {
     struct lc_reducer *list = atomic_exchange(&kept, NULL);
 
     while (list) {
         struct lc_reducer *next = list->next;
 
-        if (list->device == device && is_done(list)) {
-            free_parts(list);
-            free(list);
-        } else {
-            keep(list);
+        if (list->open) {
+            lc_pool_drop(list->scratch);
+            list->scratch = NULL;
         }
+        list->open = false;
+        list->next_captured = 0;
+        keep(list);
         list = next;
     }
-}
-
-void lc_reducer_free(struct lc_reducer *reducer, bool at_once)
-{
-    struct lc_guard guard;
-    bool guarded;
-
-    if (!reducer)
-        return;
-    if (at_once) {
-        lc_info("device %d: %zu MB of scratch are kept for another communicator", reducer->device,
-                reducer->bytes >> 20);
-        lc_verify_detach(reducer->verify);
-        lc_feedback_detach(reducer->feedback);
-        lc_peers_detach(reducer->peers);
-        keep(reducer);
-        return;
-    }
-    guarded = lc_guard_begin(reducer->backend, reducer->device, &guard);
-    free_parts(reducer); /* also unguarded: these need no current device */
-    free_kept(reducer->device);
-    if (guarded)
-        lc_guard_end(reducer->backend, reducer->device, &guard);
-    free(reducer);
+    lc_reducer_free_ended();
+    lc_pool_empty();
 }
 
 /* ---- order ---- */

@@ -19,7 +19,7 @@
 
 #define LC_CAPTURES 4
 
-/* Used by the thread that calls the communicator's operations; freed after NCCL has ended the communicator. */
+/* Used by the thread that calls the communicator's operations; freed after NCCL has ended the communicator, by any. */
 struct lc_reducer {
     const struct lc_backend *backend;
     int device;
@@ -47,7 +47,7 @@ struct lc_reducer {
     struct lc_peers *peers;   /* rings, in the making or made; NULL: none were tried */
     struct lc_sizing sizing;  /* of them */
 
-    struct lc_reducer *next; /* of those that are kept for another communicator */
+    struct lc_reducer *next; /* of those that have been freed while something used them */
 };
 
 /* Set-up on the calling thread, never under capture. NULL: not possible here, said once. */
@@ -56,10 +56,19 @@ struct lc_reducer *lc_reducer_new(int device, cudaStream_t stream, size_t bytes)
 /* Work of ours is on a stream and not finished. Any thread, under any capture, at any time until lc_reducer_free. */
 bool lc_reducer_busy(const struct lc_reducer *reducer);
 
-/* After NCCL has ended the communicator's work. `at_once`: without waiting for the device, as an abort must, and a
- * destruction that NCCL defers to the end of a group: the scratch is kept, until a later communicator takes it or is
- * freed in order. */
-void lc_reducer_free(struct lc_reducer *reducer, bool at_once);
+/* NCCL has destroyed the communicator in order: waits for work of ours that its own does not show, for a minute at most, and
+ * counts what it did. Graphs of it are not replayed any more. NULL is allowed, as below. */
+void lc_reducer_settle(struct lc_reducer *reducer);
+
+/* After NCCL has ended the communicator's work. Any thread, never waits: what the device may still use is kept until it does
+ * not, and longer if graphs have used it and the communicator has not been settled. */
+void lc_reducer_free(struct lc_reducer *reducer);
+
+/* Of what has been freed so: what nothing uses any more is given to later communicators, without waiting. */
+void lc_reducer_free_ended(void);
+
+/* All of it, and the memory of the pool. Waits for the devices, so no communicator may be under way. */
+void lc_reducer_free_all(void);
 
 /* A stretch of our work on a stream: the communicator's device is current and our calls are legal under any capture.
  * wait puts earlier uses of the scratch in front of it, record marks its end for later ones. Those two return 0 or a

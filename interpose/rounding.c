@@ -3,6 +3,7 @@
 
 #include "common/log.h"
 #include "interpose/comm.h"
+#include "interpose/pool.h"
 #include "interpose/process.h"
 
 /* splitmix64's last steps: one bit of the input changes half of the output's. */
@@ -21,10 +22,8 @@ static uint64_t seed_of(const struct lc_comm *comm)
 static int allocate(struct lc_reducer *reducer, cudaStream_t stream)
 {
     const struct lc_backend *backend = reducer->backend;
-    int err = 0;
-
-    if (!reducer->drawn)
-        err = backend->cudaMalloc((void **)&reducer->drawn, sizeof(*reducer->drawn));
+    int err = lc_pool_take(backend, LC_MEMORY_DEVICE, reducer->device, sizeof(*reducer->drawn),
+                           (void **)&reducer->drawn);
     if (!err)
         err = backend->cudaMemsetAsync(reducer->drawn, 0, sizeof(*reducer->drawn), stream);
     return err ? err
@@ -75,7 +74,6 @@ int lc_rounding_drawn(const struct lc_reducer *reducer, uint64_t numbers, cudaSt
 
 void lc_rounding_free(struct lc_reducer *reducer)
 {
-    if (reducer->drawn)
-        (void)reducer->backend->cudaFree(reducer->drawn);
+    lc_pool_give(reducer->drawn);
     reducer->drawn = NULL;
 }

@@ -23,7 +23,7 @@ enum lk_rounding lc_rounding_of(const struct lc_reducer *reducer, struct lk_rng 
 /* Behind a use that may have drawn so many numbers; nothing where nothing is drawn. 0 or a result of the kernels library. */
 int lc_rounding_drawn(const struct lc_reducer *reducer, uint64_t numbers, cudaStream_t stream);
 
-/* No work that uses it is in flight; the device is current. */
+/* No work that uses it is in flight. */
 void lc_rounding_free(struct lc_reducer *reducer);
 
 #endif

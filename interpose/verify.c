@@ -3,6 +3,7 @@
 
 #include "common/log.h"
 #include "interpose/comm.h"
+#include "interpose/pool.h"
 #include "interpose/process.h"
 
 #include <inttypes.h>
@@ -127,19 +128,16 @@ static void look(struct lc_verify *verify)
 
 /* ---- set-up and end ---- */
 
-/* What is not there yet. */
-static int allocate(struct lc_verify *verify, cudaStream_t stream)
+static int allocate(struct lc_verify *verify, int device, cudaStream_t stream)
 {
     const struct lc_backend *backend = verify->backend;
-    int err = 0;
-
-    if (!verify->memory)
-        err = backend->cudaMalloc((void **)&verify->memory, verify->bytes);
-    if (!err && !verify->work)
-        err = backend->cudaMalloc(&verify->work, LK_COMPARE_BYTES);
-    if (!err && !verify->found)
-        err = backend->cudaHostAlloc((void **)&verify->found, RESULTS * sizeof(*verify->found),
-                                     cudaHostAllocPortable | cudaHostAllocMapped);
+    int err = lc_pool_take(backend, LC_MEMORY_DEVICE, device, verify->bytes,
+                           (void **)&verify->memory);
+    if (!err)
+        err = lc_pool_take(backend, LC_MEMORY_DEVICE, device, LK_COMPARE_BYTES, &verify->work);
+    if (!err)
+        err = lc_pool_take(backend, LC_MEMORY_PINNED, device, RESULTS * sizeof(*verify->found),
+                           (void **)&verify->found);
     return err ? err : (int)backend->cudaMemsetAsync(verify->work, 0, LK_COMPARE_BYTES, stream);
 }
 
@@ -151,7 +149,7 @@ static bool complete(struct lc_verify *verify, struct lc_reducer *reducer, cudaS
 
     if (!lc_guard_begin(backend, reducer->device, &guard))
         return false;
-    err = allocate(verify, stream);
+    err = allocate(verify, reducer->device, stream);
     if (!err) /* the first use of the memory comes behind it, on whatever stream */
         err = backend->cudaEventRecord(reducer->serial, stream);
     if (err) {
@@ -167,12 +165,11 @@ static bool complete(struct lc_verify *verify, struct lc_reducer *reducer, cudaS
 bool lc_verify_set_up(struct lc_reducer *reducer, cudaStream_t stream, struct lc_ledger *ledger,
                       int rank, int ranks)
 {
-    struct lc_verify *verify = reducer->verify;
+    struct lc_verify *verify;
 
     if (lc_process_config()->verify == 0)
         return true;
-    if (!verify)
-        verify = reducer->verify = calloc(1, sizeof(*verify));
+    verify = reducer->verify = calloc(1, sizeof(*verify));
     if (!verify)
         return false;
     verify->backend = reducer->backend;
@@ -180,7 +177,6 @@ bool lc_verify_set_up(struct lc_reducer *reducer, cudaStream_t stream, struct lc
     verify->ledger = ledger;
     verify->rank = rank;
     verify->ranks = ranks;
-    verify->made = verify->compared = verify->looked = verify->used = 0;
     return complete(verify, reducer, stream);
 }
 
@@ -198,12 +194,9 @@ void lc_verify_free(struct lc_verify *verify)
     if (!verify)
         return;
     lc_verify_detach(verify);
-    if (verify->memory)
-        (void)verify->backend->cudaFree(verify->memory);
-    if (verify->work)
-        (void)verify->backend->cudaFree(verify->work);
-    if (verify->found)
-        (void)verify->backend->cudaFreeHost(verify->found);
+    lc_pool_give(verify->memory);
+    lc_pool_give(verify->work);
+    lc_pool_give(verify->found);
     free(verify);
 }
 

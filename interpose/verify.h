@@ -54,11 +54,10 @@ void lc_verify_compare(struct lc_reducer *reducer, const struct lc_check *check,
 /* The calls of a group that were to be compared have been: their memory is used again, behind that. */
 void lc_verify_reuse(struct lc_reducer *reducer);
 
-/* The ledger is about to go: looks at what is done by now. Stays for the reducer's next communicator. NULL is allowed,
- * as below. */
+/* The ledger is about to go: looks at what is done by now. NULL is allowed, as below. */
 void lc_verify_detach(struct lc_verify *verify);
 
-/* Nothing of it is in flight; the device is current. */
+/* Nothing of it is in flight. Its memory goes to the pool. */
 void lc_verify_free(struct lc_verify *verify);
 
 #endif

@@ -5,11 +5,13 @@
 #include "tests/interpose/said.h"
 #include "tests/rig/test_nccl.h"
 
+#include <dirent.h>
 #include <math.h>
 #include <stdbool.h>
 
 #define COUNT  4099
 #define CYCLES 12
+#define MANY   60
 
 static struct meeting *meeting;
 
@@ -98,7 +100,81 @@ static int destroyed_in_a_group_in_order(int rank, int n, void *arg)
     NCCL(ncclGroupStart());
     NCCL(ncclCommDestroy(job.comm));
     NCCL(ncclGroupEnd());
-    CHECK(said_count("are kept for another communicator") == 0);
+    end(&job); /* and nothing is left */
+    return 0;
+}
+
+static ncclComm_t another(int rank, int n)
+{
+    ncclComm_t comm;
+
+    meeting_wait(meeting, n);
+    if (rank == 0)
+        NCCL(ncclGetUniqueId(&meeting->id));
+    meeting_wait(meeting, n);
+    NCCL(ncclCommInitRank(&comm, n, meeting->id, rank));
+    return comm;
+}
+
+/* Rank 0: a call on p, the end of a third communicator, a call on q; rank 1 has p and q the other way round. Each is at the
+ * end while a call is on the device whose peer comes only behind the other's. */
+static int destroyed_between_calls_of_others(int rank, int n, void *arg)
+{
+    struct job job = begin(rank, n);
+    ncclComm_t p = another(rank, n), q = another(rank, n), first, last;
+    cudaStream_t other = stream_up();
+    float *more = device_alloc(COUNT * sizeof(float));
+
+    (void)arg;
+    agree(&job, rank, n, 1);
+    meeting_wait(meeting, n);
+    first = rank ? q : p;
+    last = rank ? p : q;
+    NCCL(ncclAllReduce(job.data, job.data, COUNT, ncclInt32, ncclSum, first, job.stream));
+    usleep(200000);
+    alarm(20);
+    NCCL(ncclCommDestroy(job.comm));
+    NCCL(ncclAllReduce(more, more, COUNT, ncclInt32, ncclSum, last, other));
+    CUDA(cudaStreamSynchronize(job.stream));
+    CUDA(cudaStreamSynchronize(other));
+    alarm(0);
+    NCCL(ncclCommDestroy(p));
+    NCCL(ncclCommDestroy(q));
+    CUDA(cudaStreamDestroy(other));
+    CUDA(cudaFree(more));
+    end(&job);
+    return 0;
+}
+
+static int count_threads(void)
+{
+    DIR *tasks = opendir("/proc/self/task");
+    int count = 0;
+
+    CHECK(tasks);
+    while (readdir(tasks))
+        count++;
+    closedir(tasks);
+    return count;
+}
+
+/* More of them than there is room for at a time. A stream is a thread here. */
+static int aborted_ones_give_their_room_back(int rank, int n, void *arg)
+{
+    struct job job = begin(rank, n);
+    int threads = 0;
+
+    (void)arg;
+    for (int cycle = 1; cycle <= MANY; cycle++) {
+        agree(&job, rank, n, cycle);
+        CHECK(said_count("slots\n") == n * cycle);
+        NCCL(ncclCommAbort(job.comm));
+        job.comm = another(rank, n);
+        if (cycle == 4)
+            threads = count_threads();
+    }
+    CHECK(count_threads() <= threads + 2);
+    NCCL(ncclCommDestroy(job.comm));
     end(&job);
     return 0;
 }
@@ -201,7 +277,9 @@ static int launches_that_block(int rank, int n, void *arg)
 static const struct nccl_test tests[] = {
     NCCL_TEST(2, destroyed_in_a_group_while_it_waits),
     NCCL_TEST(3, destroyed_in_a_group_in_order),
+    NCCL_TEST(2, destroyed_between_calls_of_others),
     NCCL_TEST(2, aborted_again_and_again),
+    NCCL_TEST(2, aborted_ones_give_their_room_back),
     NCCL_TEST(3, partly_overlapping),
     NCCL_TEST(3, too_many_ranks),
     NCCL_TEST(1, launches_that_block),

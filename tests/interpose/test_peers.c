@@ -69,6 +69,21 @@ int lc_room_fetch_fd(struct lc_room *room, uint32_t rank, int *out)
     return -ENOSYS;
 }
 
+bool lc_guard_begin(const struct lc_backend *backend, int device, struct lc_guard *guard)
+{
+    (void)backend;
+    (void)device;
+    (void)guard;
+    return true;
+}
+
+void lc_guard_end(const struct lc_backend *backend, int device, const struct lc_guard *guard)
+{
+    (void)backend;
+    (void)device;
+    (void)guard;
+}
+
 const struct lc_record *lc_room_record(struct lc_room *room, uint32_t rank)
 {
     (void)room;
@@ -177,6 +192,35 @@ static void what_failed_half_way_is_waited_for(void)
     CHECK(!lc_peers_step(&peers) && own_word == 0 && unmapped == 0);
     device_is_done = true;
     CHECK(lc_peers_step(&peers) && !lc_peers_rings(&peers, 0) && unmapped == 2);
+}
+
+static cudaError_t end_event(cudaEvent_t event)
+{
+    (void)event;
+    return cudaSuccess;
+}
+
+/* Asked again later: nothing waits. */
+static void nothing_is_freed_while_the_device_is_at_it(void)
+{
+    static const struct lc_backend busy = { .cudaEventQuery = query,
+                                            .cudaEventDestroy = end_event,
+                                            .cudaGetLastError = last_error,
+                                            .lk_segment_free = unmap_segment };
+    static char event, segment[4096];
+    struct lc_peers *peers = calloc(1, sizeof(*peers));
+
+    CHECK(peers && lc_peers_free(NULL));
+    *peers = waiting((const int[]){ -1 });
+    peers->backend = &busy;
+    peers->event = (cudaEvent_t)&event;
+    peers->rings.segments[1] = segment;
+    marked = 1;
+    device_is_done = false;
+    unmapped = 0;
+    CHECK(!lc_peers_free(peers) && unmapped == 0);
+    device_is_done = true;
+    CHECK(lc_peers_free(peers) && unmapped == 1);
 }
 
 static void goes_on_when_all_is_well(void)
@@ -294,6 +338,28 @@ static void graphs_and_other_grids_of_a_communicator_share_its_part(void)
         lc_budget_leave(&peers[n].share);
 }
 
+/* Kernels of an aborted one end by themselves: its part goes to others at once, though graphs may keep its memory. */
+static void an_aborted_communicator_leaves_its_part(void)
+{
+    static struct lc_peers peers[2];
+    static struct shared shared = { .abort = 1 };
+    static char room;
+
+    for (int n = 0; n < 2; n++) {
+        peers[n] = waiting((const int[]){ 1, 1 });
+        peers[n].facts.device = 9;
+        peers[n].room = (struct lc_room *)&room;
+        CHECK(lc_peers_take_room(&peers[n]));
+    }
+    CHECK(lc_budget_members(&peers[1].share) == 2);
+    lc_peers_detach(&peers[1]);
+    CHECK(lc_budget_members(&peers[0].share) == 2); /* its kernels may wait for peers */
+    peers[0].shared = &shared;
+    lc_peers_detach(&peers[0]);
+    CHECK(lc_budget_members(&peers[1].share) == 1);
+    lc_budget_leave(&peers[1].share);
+}
+
 /* Fewer or more than is usual, but never more than there is room for. */
 static void the_job_says_how_much_a_call_may_take(void)
 {
@@ -382,5 +448,7 @@ int main(void)
     a_failure_between_two_looks_is_not_missed();
     a_failure_before_is_not_missed();
     what_failed_half_way_is_waited_for();
+    nothing_is_freed_while_the_device_is_at_it();
+    an_aborted_communicator_leaves_its_part();
     return 0;
 }

@@ -1,22 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Scratch that an aborted communicator has left, and what becomes of its peers' memory. */
+ * What communicators leave: nothing waits for the device where others may be under way, and nothing goes that is in use. */
 #include "interpose/agree.h"
 #include "interpose/feedback.h"
 #include "interpose/peers.h"
 #include "interpose/policy.h"
+#include "interpose/pool.h"
 #include "interpose/process.h"
 #include "interpose/reduce.h"
 #include "interpose/rounding.h"
 #include "interpose/verify.h"
 #include "tests/check.h"
 
-static int frees, peers_frees;
+static int allocations, frees, peers_frees, counts;
+static bool busy, peers_busy;
 
-static cudaError_t nothing_left(cudaEvent_t event)
+static cudaError_t query(cudaEvent_t event)
 {
     (void)event;
-    return cudaSuccess;
+    return busy ? cudaErrorNotReady : cudaSuccess;
 }
 
 static cudaError_t make_event(cudaEvent_t *event, unsigned int flags)
@@ -43,10 +45,10 @@ static cudaError_t end_event(cudaEvent_t event)
 
 static cudaError_t allocate(void **out, size_t bytes)
 {
-    static char some;
+    static char some[8];
 
     (void)bytes;
-    *out = &some;
+    *out = &some[allocations++];
     return cudaSuccess;
 }
 
@@ -54,6 +56,12 @@ static cudaError_t release(void *memory)
 {
     (void)memory;
     frees++;
+    return cudaSuccess;
+}
+
+static cudaError_t current(int *device)
+{
+    *device = 0;
     return cudaSuccess;
 }
 
@@ -74,7 +82,8 @@ static const struct lc_backend fake = { .lk_load_all = load,
                                         .cudaFree = release,
                                         .cudaEventCreateWithFlags = make_event,
                                         .cudaEventDestroy = end_event,
-                                        .cudaEventQuery = nothing_left,
+                                        .cudaEventQuery = query,
+                                        .cudaGetDevice = current,
                                         .cudaEventRecord = record,
                                         .cudaGetLastError = last_error };
 
@@ -108,14 +117,16 @@ void lc_peers_detach(struct lc_peers *peers)
     (void)peers;
 }
 
-void lc_peers_give_back(struct lc_peers *peers)
+void lc_peers_count(struct lc_peers *peers)
 {
     (void)peers;
+    counts++;
 }
 
-void lc_peers_free(struct lc_peers *peers)
+bool lc_peers_free(struct lc_peers *peers)
 {
-    peers_frees += peers != NULL;
+    peers_frees += peers && !peers_busy;
+    return !peers_busy;
 }
 
 void lc_feedback_detach(struct lc_feedback *feedback)
@@ -203,23 +214,104 @@ bool lc_wire_is_accurate(const struct lc_config *config, int ranks)
     return ranks < 0;
 }
 
-static void nothing_is_freed_where_operations_are_called(void)
+static struct lc_reducer *begin(void)
 {
     static char peers;
-    struct lc_reducer *first = lc_reducer_new(0, NULL, 4096), *second;
+    struct lc_reducer *reducer = lc_reducer_new(0, NULL, 4096);
 
-    CHECK(first);
-    first->peers = (struct lc_peers *)&peers;
-    lc_reducer_free(first, true); /* its communicator was aborted */
+    CHECK(reducer && reducer->scratch);
+    reducer->peers = (struct lc_peers *)&peers;
+    peers_frees = frees = allocations = counts = 0;
+    return reducer;
+}
+
+static void end(struct lc_reducer *reducer)
+{
+    busy = peers_busy = false;
+    lc_reducer_free(reducer);
+    lc_reducer_free_all();
+    CHECK(lc_pool_spare() == 0);
+}
+
+/* An abort, or a destruction whose last reference a watchdog drops. */
+static void what_is_in_use_is_kept_without_waiting(void)
+{
+    struct lc_reducer *first = begin(), *second;
+
+    busy = true;
+    lc_reducer_free(first);
+    lc_reducer_free_ended();
+    CHECK(lc_pool_spare() == 0 && peers_frees == 0);
+    busy = false;
+    peers_busy = true; /* its rings were just being set up */
+    lc_reducer_free_ended();
+    CHECK(lc_pool_spare() == 0 && peers_frees == 0);
+    peers_busy = false;
+    lc_reducer_free_ended();
+    CHECK(lc_pool_spare() == 4096 && peers_frees == 1 && frees == 0);
     second = lc_reducer_new(0, NULL, 4096);
-    CHECK(second == first && !second->peers); /* its scratch is used again */
-    CHECK(frees == 0 && peers_frees == 0);    /* that would wait for all work of the device */
-    lc_reducer_free(second, false);           /* in order: here the device is waited for */
-    CHECK(frees == 1 && peers_frees == 1);
+    CHECK(second && allocations == 0 && lc_pool_spare() == 0); /* its scratch is used again */
+    end(second);
+    CHECK(frees == 1); /* nobody is left that could be kept waiting */
+}
+
+static void what_fits_badly_is_left_for_others(void)
+{
+    struct lc_reducer *first = begin(), *small, *other;
+
+    lc_reducer_free(first);
+    small = lc_reducer_new(0, NULL, 1024);
+    other = lc_reducer_new(1, NULL, 4096);
+    CHECK(small && other && allocations == 2 && lc_pool_spare() == 4096);
+    lc_reducer_free(small);
+    end(other);
+}
+
+static void graphs_keep_what_an_abort_leaves(void)
+{
+    struct lc_reducer *aborted = begin();
+
+    aborted->next_captured = 1;
+    lc_reducer_free(aborted);
+    lc_reducer_free_ended();
+    CHECK(lc_pool_spare() == 0 && peers_frees == 0);
+    end(NULL);
+    CHECK(peers_frees == 1);
+}
+
+/* They are not replayed behind a destruction. */
+static void a_destruction_in_order_counts_and_ends_graphs(void)
+{
+    struct lc_reducer *reducer = begin();
+
+    reducer->next_captured = 1;
+    lc_reducer_settle(reducer);
+    CHECK(counts == 1);
+    lc_reducer_free(reducer);
+    lc_reducer_free_ended();
+    CHECK(lc_pool_spare() == 4096 && peers_frees == 1 && frees == 0);
+    end(NULL);
+}
+
+/* A failed call: no event says when what it has launched is over. */
+static void what_no_event_ends_stays_to_the_last(void)
+{
+    struct lc_reducer *reducer = begin();
+
+    reducer->open = true;
+    lc_reducer_free(reducer);
+    lc_reducer_free_ended();
+    CHECK(lc_pool_spare() == 0 && peers_frees == 0);
+    end(NULL);
+    CHECK(peers_frees == 1 && frees == 1);
 }
 
 int main(void)
 {
-    nothing_is_freed_where_operations_are_called();
+    what_is_in_use_is_kept_without_waiting();
+    what_fits_badly_is_left_for_others();
+    graphs_keep_what_an_abort_leaves();
+    a_destruction_in_order_counts_and_ends_graphs();
+    what_no_event_ends_stays_to_the_last();
     return 0;
 }

@@ -2,6 +2,7 @@
  *
  * Which numbers roundings draw, and that a rank without memory for a count rounds to nearest. */
 #include "interpose/comm.h"
+#include "interpose/pool.h"
 #include "interpose/process.h"
 #include "interpose/rounding.h"
 #include "tests/check.h"
@@ -105,6 +106,7 @@ static enum lk_rounding set_up(uint64_t id, int rank, struct lk_rng *out)
     counted = 0;
     CHECK(lc_rounding_drawn(&reducer, 13, NULL) == 0);
     lc_rounding_free(&reducer);
+    lc_pool_empty();
     return lc_rounding_of(&reducer, out);
 }
 
