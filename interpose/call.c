@@ -50,7 +50,7 @@ bool lc_call_enter(struct lc_op *op, const struct lc_real *real)
     lc_thread.ops++;
     if (op->comm) {
         note(op);
-        if (op->comm->agree)
+        if (op->comm->agree && !lc_comm_is_aborted(op->comm)) /* else NCCL says what it thinks */
             lc_route(op, real);
     }
     lc_thread.forwarded += !op->settled;

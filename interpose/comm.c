@@ -199,16 +199,17 @@ void lc_comm_put(struct lc_comm *comm)
         retire(comm);
 }
 
-/* Freeing memory waits for the devices: only when nothing of NCCL's can be on them. */
+/* Freeing memory waits for the devices: only when nothing of NCCL's can be on them. Looked at behind our own part, since
+ * another thread that ends the last one finds nothing of what this one is about to give back. */
 static void free_what_is_left(void)
 {
     size_t spare;
 
+    lc_reducer_free_ended();
     if (atomic_load_explicit(&alive, memory_order_acquire) == 0) {
         lc_reducer_free_all();
         return;
     }
-    lc_reducer_free_ended();
     spare = lc_pool_spare();
     if (spare)
         lc_info("%zu KB of memory are kept for later communicators", spare >> 10);
@@ -218,7 +219,7 @@ void lc_comm_end(struct lc_comm *comm)
 {
     if (!comm)
         return;
-    if (!atomic_load_explicit(&comm->aborted, memory_order_relaxed))
+    if (!lc_comm_is_aborted(comm))
         lc_reducer_settle(atomic_load_explicit(&comm->reducer, memory_order_acquire));
     lc_comm_put(comm);
     free_what_is_left();

@@ -59,7 +59,7 @@ struct lc_comm {
     _Atomic int device;         /* in place of facts.device: learnt at the first operation */
     _Atomic bool closed;        /* NCCL has freed the handle */
     _Atomic uint32_t windows;   /* attempts to register memory windows on it */
-    _Atomic bool aborted;       /* by the program; set before NCCL is told */
+    _Atomic bool aborted;       /* by the program; set before NCCL is told, relaxed */
 
     /* Made by the thread that makes the communicator, before refs becomes 1; NULL: nothing is agreed on. Freed with the
      * last reference. */
@@ -112,6 +112,12 @@ void lc_comm_end_behind_group(struct lc_comm *comm);
 
 /* The outermost group of this thread has ended. */
 void lc_comm_end_group(void);
+
+/* The program has aborted or revoked it: nothing of it is ours any more, and its errors are NCCL's. */
+static inline bool lc_comm_is_aborted(const struct lc_comm *comm)
+{
+    return atomic_load_explicit(&comm->aborted, memory_order_relaxed);
+}
 
 /* Once more, of one that is pinned. */
 struct lc_comm *lc_comm_pin(struct lc_comm *comm);

@@ -1011,13 +1011,23 @@ void lc_gather_refuse(ncclResult_t failure)
         gather->failure = failure;
 }
 
+/* By another thread, after calls of the group. */
+static bool has_aborted(const struct lc_gather *gather)
+{
+    for (size_t i = 0; i < gather->members_n; i++) {
+        if (lc_comm_is_aborted(gather->members[i]->comm))
+            return true;
+    }
+    return false;
+}
+
 static ncclResult_t flush(struct lc_gather *gather, const struct lc_real *real)
 {
     ncclResult_t result = gather->failure;
 
     if (gather->refused)
         return result;
-    result = check_all_captures(gather);
+    result = has_aborted(gather) ? ncclInvalidUsage : check_all_captures(gather);
     if (result == ncclSuccess)
         result = start_messages(gather);
     return result == ncclSuccess ? start_round(gather, real) : result;

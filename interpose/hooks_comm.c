@@ -128,6 +128,29 @@ LC_EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclCo
     return result;
 }
 
+/* At once, also inside a group: peers that wait for us must not wait for NCCL's abort. */
+static void tell_abort(struct lc_comm *entry)
+{
+    if (!entry)
+        return;
+    atomic_store_explicit(&entry->aborted, true, memory_order_relaxed);
+    if (entry->agree)
+        lc_agree_abort(entry->agree);
+}
+
+/* NCCL then ends what is under way on the parent, unless it refuses an argument. */
+static bool ends_parent(const struct lc_comm *parent, const struct lc_excluded *excluded,
+                        const ncclComm_t *newcomm, int flags)
+{
+    bool good = parent && newcomm && excluded->ranks && excluded->count > 0 &&
+                excluded->count < parent->facts.ranks;
+
+    for (int i = 0; good && i < excluded->count; i++)
+        good = excluded->ranks[i] >= 0 && excluded->ranks[i] < parent->facts.ranks &&
+               excluded->ranks[i] != parent->facts.rank;
+    return good && flags & NCCL_SHRINK_ABORT;
+}
+
 LC_EXPORT ncclResult_t ncclCommShrink(ncclComm_t comm, int *excludeRanksList, int excludeRanksCount,
                                       ncclComm_t *newcomm, ncclConfig_t *config, int shrinkFlags)
 {
@@ -135,8 +158,12 @@ LC_EXPORT ncclResult_t ncclCommShrink(ncclComm_t comm, int *excludeRanksList, in
     bool own = lc_call_enter_other();
     struct lc_excluded excluded = { excludeRanksList, excludeRanksCount };
     struct lc_pending child = lc_create_prepare_child(comm, newcomm, config, 0, &excluded);
+    struct lc_comm *parent = lc_comm_get(comm);
     ncclResult_t result;
 
+    if (ends_parent(parent, &excluded, newcomm, shrinkFlags))
+        tell_abort(parent);
+    lc_comm_put(parent);
     lc_tuner_open(own);
     result = real->ncclCommShrink(comm, excludeRanksList, excludeRanksCount, newcomm, config,
                                   shrinkFlags);
@@ -173,16 +200,6 @@ LC_EXPORT ncclResult_t ncclCommDestroy(ncclComm_t comm)
         lc_comm_end(entry);
     lc_call_leave_other(own);
     return result;
-}
-
-/* At once, also inside a group: peers that wait for us must not wait for NCCL's abort. */
-static void tell_abort(struct lc_comm *entry)
-{
-    if (!entry)
-        return;
-    atomic_store_explicit(&entry->aborted, true, memory_order_relaxed);
-    if (entry->agree)
-        lc_agree_abort(entry->agree);
 }
 
 LC_EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm)
@@ -249,7 +266,7 @@ LC_EXPORT ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyn
     if (own && result == ncclSuccess && *asyncError == ncclSuccess) {
         struct lc_comm *entry = lc_comm_get(comm);
 
-        if (entry && entry->agree)
+        if (entry && entry->agree && !lc_comm_is_aborted(entry))
             *asyncError = our_error(entry);
         lc_comm_put(entry);
     }

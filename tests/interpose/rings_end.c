@@ -7,6 +7,7 @@
 
 #include <dirent.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdbool.h>
 
 #define COUNT  4099
@@ -274,10 +275,94 @@ static int launches_that_block(int rank, int n, void *arg)
     return 0;
 }
 
+#if NCCL_VERSION_CODE >= 22807
+static void *revoke_it(void *arg)
+{
+    NCCL(ncclCommRevoke(arg, 0));
+    return NULL;
+}
+
+static void revoke_elsewhere(ncclComm_t comm)
+{
+    pthread_t thread;
+
+    CHECK(pthread_create(&thread, NULL, revoke_it, comm) == 0 && pthread_join(thread, NULL) == 0);
+}
+#endif
+
+/* NCCL refuses calls on a revoked communicator, so a sum that nobody adds up is no success. */
+static int nothing_goes_behind_a_revocation(int rank, int n, void *arg)
+{
+#if NCCL_VERSION_CODE >= 22807
+    struct job job = begin(rank, n);
+    float *out = job.data + COUNT;
+
+    (void)arg;
+    agree(&job, rank, n, 1);
+    NCCL(ncclGroupStart());
+    NCCL(ncclAllReduce(job.data, out, COUNT, ncclFloat32, ncclSum, job.comm, job.stream));
+    meeting_wait(meeting, n);
+    revoke_elsewhere(job.comm);
+    CHECK(ncclGroupEnd() == ncclInvalidUsage);
+    meeting_wait(meeting, n);
+    CHECK(ncclAllReduce(job.data, out, COUNT, ncclFloat32, ncclSum, job.comm, job.stream) ==
+          ncclInvalidUsage);
+    CHECK(ncclSend(job.data, COUNT, ncclFloat32, !rank, job.comm, job.stream) == ncclInvalidUsage);
+    NCCL(ncclCommAbort(job.comm));
+    CUDA(cudaStreamSynchronize(job.stream));
+    CHECK(setenv("LCRIG_LEAKS", "0", 1) == 0); /* an abort frees nothing on the device */
+    end(&job);
+#else
+    (void)rank;
+    (void)n;
+    (void)arg;
+#endif
+    return 0;
+}
+
+/* The last rank hangs; the others go on without it, and what waits for it ends. */
+static int shrunk_away_from_one_that_hangs(int rank, int n, void *arg)
+{
+    struct lc_deadline until = lc_deadline_in_ms(PATIENCE_MS);
+    struct job job = begin(rank, n);
+    ncclResult_t state;
+    int excluded = n - 1;
+    ncclComm_t rest;
+
+    (void)arg;
+    agree(&job, rank, n, 1);
+    if (rank == excluded) {
+        meeting_wait(meeting, n);
+        while (atomic_load(&meeting->word) < n - 1)
+            usleep(1000);
+        _exit(0);
+    }
+    NCCL(ncclAllReduce(job.data, job.data, COUNT, ncclFloat32, ncclSum, job.comm, job.stream));
+    usleep(100000);
+    CHECK(cudaStreamQuery(job.stream) == cudaErrorNotReady);
+    CHECK(ncclCommShrink(job.comm, &rank, 1, &rest, NULL, NCCL_SHRINK_ABORT) ==
+          ncclInvalidArgument);
+    CHECK(cudaStreamQuery(job.stream) == cudaErrorNotReady); /* what NCCL refuses ends nothing */
+    meeting_wait(meeting, n);
+    NCCL(ncclCommShrink(job.comm, &excluded, 1, &rest, NULL, NCCL_SHRINK_ABORT));
+    while (cudaStreamQuery(job.stream) == cudaErrorNotReady && !lc_deadline_passed(until))
+        usleep(1000);
+    CUDA(cudaStreamQuery(job.stream));
+    NCCL(ncclCommGetAsyncError(job.comm, &state));
+    CHECK(state == ncclSuccess); /* of NCCL's own none is left, either */
+    job.comm = rest;
+    for (int i = 0; i < 40; i++)
+        reduce_rightly(&job, rank, n - 1);
+    atomic_fetch_add(&meeting->word, 1);
+    _exit(0);
+}
+
 static const struct nccl_test tests[] = {
     NCCL_TEST(2, destroyed_in_a_group_while_it_waits),
     NCCL_TEST(3, destroyed_in_a_group_in_order),
     NCCL_TEST(2, destroyed_between_calls_of_others),
+    NCCL_TEST(2, nothing_goes_behind_a_revocation),
+    NCCL_TEST(3, shrunk_away_from_one_that_hangs),
     NCCL_TEST(2, aborted_again_and_again),
     NCCL_TEST(2, aborted_ones_give_their_room_back),
     NCCL_TEST(3, partly_overlapping),
