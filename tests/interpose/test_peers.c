@@ -377,7 +377,7 @@ static void the_job_says_how_much_a_call_may_take(void)
           lc_peers_exchange_ctas(&peers) == 64);
     peers.facts.kernels = 1;
     CHECK(lc_peers_ctas(&peers, 8) == 64);
-    CHECK(lc_peers_ctas(&peers, 6) == 32); /* 48 likewise */
+    CHECK(lc_peers_ctas(&peers, 6) == 32);                                   /* 48 likewise */
     CHECK(lc_peers_ctas(&peers, 4) == 32 && lc_peers_ctas(&peers, 1) == 32); /* as is usual */
 }
 
