@@ -79,7 +79,7 @@ int lc_arbiter_open_root(const unsigned char key[LC_KEY_BYTES])
     return new_hosted(key, true) ? 0 : -ENOMEM;
 }
 
-/* The first member says how many there are. */
+/* The first member says how many there are. -ENOMEM stands for descriptors, too. */
 static int furnish(struct hosted *hosted, uint32_t nranks)
 {
     int err;
@@ -94,7 +94,7 @@ static int furnish(struct hosted *hosted, uint32_t nranks)
         free(hosted->fates);
         hosted->seats = NULL;
         hosted->fates = NULL;
-        return err;
+        return -ENOMEM;
     }
     hosted->nranks = nranks;
     hosted->missing_at = lc_deadline_in_ms(LC_MISSING_MS);
@@ -202,7 +202,8 @@ static void say_refused(struct hosted *hosted)
 {
     const struct seat *first = anyone(hosted);
 
-    if (!hosted->refusal.reason || control.said_refused || !first)
+    if (!hosted->refusal.reason || hosted->refusal.reason == -ENOMEM || control.said_refused ||
+        !first)
         return;
     control.said_refused = true;
     (void)snprintf(control.notice, sizeof(control.notice),
@@ -278,14 +279,33 @@ static void welcome_member(struct hosted *hosted, struct seat *seat)
         tell_complete(hosted);
 }
 
-/* An id used twice, two of one rank, ranks that differ about the size: not a communicator. The other rooms of the client
- * must not suffer, so it gets no seat, and what it says of this one is passed over. */
-static int refuse(struct client *client, uint32_t id, uint32_t rank)
+/* The other rooms of the client must not suffer, so it gets no seat, and what it says of this one is passed over.
+ * -EEXIST: an id used twice, two of one rank, ranks that differ about the size, which is not a communicator. -ENOMEM: no
+ * seat, memory or descriptor is left here. */
+static int refuse(struct client *client, uint32_t id, uint32_t rank, int reason)
 {
-    const struct lc_cause cause = { rank, -EEXIST };
+    const struct lc_cause cause = { rank, reason };
 
     (void)lc_conn_send(&client->conn, LC_FRAME_REFUSED, id, &cause, sizeof(cause), NULL, 0);
     return 0;
+}
+
+/* Nobody is missing for reasons of its own then. A room that has members already tells them, too, that it will never be
+ * complete; one that has none (NULL, or of nobody yet) is gone. */
+static int refuse_for_want(struct hosted *hosted, struct client *client, uint32_t id, uint32_t rank)
+{
+    if (!control.said_want)
+        (void)snprintf(control.notice, sizeof(control.notice),
+                       "no descriptor (ulimit -n), memory or seat for what the ranks of another "
+                       "communicator agree through: all of its calls stay with NCCL");
+    control.said_want = true;
+    if (hosted && hosted->joined == 0 && !(hosted->is_root && hosted->nranks == 0)) {
+        free_hosted(hosted);
+    } else if (hosted && hosted->joined > 0 && !hosted->complete && !hosted->refusal.reason) {
+        hosted->refusal = (struct lc_cause){ rank, -ENOMEM };
+        tell_all(hosted, LC_FRAME_REFUSED, &hosted->refusal, sizeof(hosted->refusal));
+    }
+    return refuse(client, id, rank, -ENOMEM);
 }
 
 static int join(struct client *client, uint32_t id, const struct lc_join *join)
@@ -294,27 +314,22 @@ static int join(struct client *client, uint32_t id, const struct lc_join *join)
     struct hosted *hosted = find_hosted(join->key);
     struct seat *seat;
 
-    if (nranks == 0 || nranks > LC_RANKS_MAX || rank >= nranks || client->n_seats >= LC_SEATS_MAX ||
-        id < client->ids || join->record.host[sizeof(join->record.host) - 1] != '\0')
+    if (nranks == 0 || nranks > LC_RANKS_MAX || rank >= nranks || id < client->ids ||
+        join->record.host[sizeof(join->record.host) - 1] != '\0')
         return -EPROTO;
     client->ids = id + 1;
+    if (hosted && hosted->nranks &&
+        (hosted->nranks != nranks || hosted->seats[rank] || hosted->complete))
+        return refuse(client, id, rank, -EEXIST);
+    if (client->n_seats >= LC_SEATS_MAX)
+        return refuse_for_want(hosted, client, id, rank);
     if (!hosted)
         hosted = new_hosted(join->key, false);
-    if (!hosted)
-        return -ENOMEM;
-    if (hosted->nranks == 0 && furnish(hosted, nranks) != 0) {
-        if (!hosted->is_root)
-            free_hosted(hosted);
-        return -ENOMEM;
-    }
-    if (hosted->nranks != nranks || hosted->seats[rank] || hosted->complete)
-        return refuse(client, id, rank);
+    if (!hosted || (hosted->nranks == 0 && furnish(hosted, nranks) != 0))
+        return refuse_for_want(hosted, client, id, rank);
     seat = calloc(1, sizeof(*seat));
-    if (!seat) {
-        if (hosted->joined == 0)
-            free_hosted(hosted);
-        return -ENOMEM;
-    }
+    if (!seat)
+        return refuse_for_want(hosted, client, id, rank);
     *seat = (struct seat){ .next = client->seats,
                            .client = client,
                            .hosted = hosted,
@@ -537,7 +552,7 @@ static void look_for_missing(struct hosted *hosted)
         return;
     if (hosted->refusal.reason)
         say_refused(hosted);
-    else if (!control.said_missing)
+    else if (!control.said_missing && !control.said_want)
         say_missing(hosted);
 }
 

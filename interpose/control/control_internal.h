@@ -88,6 +88,7 @@ struct lc_room {
     struct lc_record mine;
     struct lc_record **records; /* by rank; complete before `state` says so, then constant */
     struct blob *blobs;
+    bool lost_blob;         /* some blob found no memory: what is not there may be that one */
     uint64_t capabilities;  /* as records */
     struct lc_words *words; /* as records; NULL: the arbiter is asked */
     bool answered;
@@ -209,7 +210,7 @@ struct control {
     unsigned char past[LC_PAST_MAX][LC_KEY_BYTES]; /* the last n_past of them */
     uint32_t n_past;                               /* ever; the oldest gives way */
     struct link *links;
-    bool said_missing, said_refused; /* one line of each kind per process */
+    bool said_missing, said_refused, said_want; /* one line of each kind per process */
     char notice[256];                /* for the log, once the lock is given back; empty: none */
     struct lc_room
         *orphans; /* their link is lost; still watched, for what this rank alone can see */

@@ -165,15 +165,18 @@ void lc_member_drop(struct link *link, int reason)
 
 /* ---- what the arbiter says ---- */
 
+/* Without memory for it the room is never complete here. */
 static int take_record(struct lc_room *room, const unsigned char *body)
 {
     struct lc_record *record = malloc(sizeof(*record));
 
-    if (!record)
-        return -ENOMEM;
+    if (!record) {
+        atomic_store(&room->state, NEVER);
+        return 0;
+    }
     memcpy(record, body, sizeof(*record));
     if (record->rank >= room->nranks || room->records[record->rank] ||
-        record->host[sizeof(record->host) - 1] != '\0' || atomic_load(&room->state) != JOINING) {
+        record->host[sizeof(record->host) - 1] != '\0' || atomic_load(&room->state) == COMPLETE) {
         free(record);
         return -EPROTO;
     }
@@ -209,8 +212,9 @@ static int take_blob(struct lc_room *room, const struct lc_frame *head, const un
     if (said.rank >= room->nranks)
         return -EPROTO;
     blob = malloc(sizeof(*blob) + size);
+    room->lost_blob |= !blob;
     if (!blob)
-        return -ENOMEM;
+        return 0;
     *blob = (struct blob){ room->blobs, said.rank, said.key, size };
     memcpy(blob->data, body + sizeof(said), size);
     room->blobs = blob;
@@ -224,6 +228,12 @@ static void take_refusal(struct lc_room *room, const struct lc_cause *cause)
         return;
     if (cause->reason == -EEXIST) {
         lc_info("rank %u of %u is there already: calls of this communicator stay with NCCL",
+                cause->rank, room->nranks);
+        return;
+    }
+    if (cause->reason == -ENOMEM) {
+        lc_info("the process that hosts the agreement has no room for rank %u of %u: calls of this "
+                "communicator stay with NCCL",
                 cause->rank, room->nranks);
         return;
     }
@@ -284,7 +294,8 @@ static int handle(struct link *link, const struct lc_frame *head, const unsigned
         return 0;
     case LC_FRAME_COMPLETE:
         room->capabilities = number.value;
-        atomic_store(&room->state, COMPLETE);
+        if (atomic_load(&room->state) == JOINING)
+            atomic_store(&room->state, COMPLETE);
         return 0;
     case LC_FRAME_ANSWER:
         room->answer = number.value;
@@ -666,7 +677,7 @@ int lc_room_post(struct lc_room *room, uint32_t key, const void *data, size_t si
 int lc_member_look(struct lc_room *room, uint32_t rank, uint32_t key, void *data, size_t max,
                    size_t *size)
 {
-    int err = -EAGAIN;
+    int err = room->lost_blob ? -ENOMEM : -EAGAIN;
 
     for (struct blob *b = room->blobs; b; b = b->next) {
         if (b->rank != rank || b->key != key)

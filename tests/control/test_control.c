@@ -20,6 +20,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -37,6 +38,17 @@ static struct board {
     atomic_int arrived[8];
     atomic_int verdict[OPS + 1]; /* 0: nobody yet, else 1 + verdict */
 } * board;
+
+static atomic_bool no_descriptors; /* for words of new rooms hosted by this process */
+
+__attribute__((visibility("default"))) int memfd_create(const char *name, unsigned flags)
+{
+    if (atomic_load(&no_descriptors) && strcmp(name, "loongcomm-words") == 0) {
+        errno = EMFILE;
+        return -1;
+    }
+    return (int)syscall(SYS_memfd_create, name, flags);
+}
 
 static void sleep_ms(int ms)
 {
@@ -860,6 +872,63 @@ static void an_id_used_twice_harms_no_other_room(uint32_t rank)
     lc_room_release(room);
 }
 
+static int state_of(struct lc_room *room)
+{
+    return atomic_load(&room->state);
+}
+
+static void a_room_without_descriptors_harms_no_other(uint32_t rank)
+{
+    struct lc_record mine = record_of(rank);
+    struct lc_room *room = join(rank, 2), *child = NULL, *later = NULL;
+    enum lc_verdict verdict;
+
+    WAIT_FOR(lc_room_complete(room));
+    CHECK(lc_room_vote(room, 1) == 0);
+    atomic_store(&no_descriptors, true);
+    meet(0, 2);
+    CHECK(lc_room_join_child(room, 1, 0, 2, &mine, &child) == 0);
+    WAIT_FOR(state_of(child) == NEVER);
+    meet(1, 2);
+    atomic_store(&no_descriptors, false);
+    meet(2, 2);
+    CHECK(lc_room_error(room, NULL) == 0 && lc_room_error(child, NULL) == 0);
+    CHECK(lc_room_join_child(room, 2, 0, 2, &mine, &later) == 0);
+    WAIT_FOR(lc_room_complete(later));
+    CHECK(lc_room_decide(room, 1, &verdict) == 0 && verdict == LC_VERDICT_COMMIT);
+    meet(3, 2);
+    lc_room_release(child);
+    lc_room_release(later);
+    lc_room_release(room);
+}
+
+static void more_rooms_than_seats_harm_no_other(uint32_t rank)
+{
+    static struct lc_room *many[LC_SEATS_MAX];
+    struct lc_record alone = record_of(0), mine = record_of(rank);
+    struct lc_room *room = join(rank, 2), *last = NULL;
+    enum lc_verdict verdict;
+
+    WAIT_FOR(lc_room_complete(room));
+    CHECK(lc_room_vote(room, 1) == 0);
+    for (uint32_t i = 0; rank == 1 && i < LC_SEATS_MAX; i++)
+        CHECK(lc_room_join_child(room, i + 2, 0, 1, &alone, &many[i]) == 0);
+    if (rank == 1)
+        WAIT_FOR(state_of(many[LC_SEATS_MAX - 1]) == NEVER &&
+                 lc_room_complete(many[LC_SEATS_MAX - 2]));
+    CHECK(lc_room_join_child(room, 1, 0, 2, &mine, &last) == 0);
+    if (rank == 1)
+        WAIT_FOR(state_of(last) == NEVER);
+    meet(0, 2);
+    CHECK(!lc_room_complete(last) && lc_room_error(room, NULL) == 0);
+    CHECK(lc_room_decide(room, 1, &verdict) == 0 && verdict == LC_VERDICT_COMMIT);
+    meet(1, 2);
+    for (uint32_t i = 0; rank == 1 && i < LC_SEATS_MAX; i++)
+        lc_room_release(many[i]);
+    lc_room_release(last);
+    lc_room_release(room);
+}
+
 static bool is_hosted(const char id[LC_ID_BYTES])
 {
     struct lc_ticket ticket;
@@ -1083,6 +1152,8 @@ int main(int argc, char **argv)
     RUN(strangers_are_shown_out_and_harm_nobody, 2);
     RUN(a_forked_child_is_no_member, 2);
     RUN(an_id_used_twice_harms_no_other_room, 2);
+    RUN(a_room_without_descriptors_harms_no_other, 2);
+    RUN(more_rooms_than_seats_harm_no_other, 2);
     RUN(who_comes_late_for_one_room_is_in_time_for_the_next, 2);
     RUN(a_burst_of_ranks_is_let_in, 2);
     RUN(without_descriptors_the_thread_sleeps, 2);
