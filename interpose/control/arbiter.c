@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #define NAMED_MAX 8 /* ranks; of five digits they fit a notice */
@@ -124,12 +125,24 @@ static bool same_host(const struct seat *a, const struct seat *b)
     return memcmp(a->record.host, b->record.host, sizeof(a->record.host)) == 0;
 }
 
+/* A rank of it is of this process. It may have released the room a moment ago: then it has left in order. */
+static bool has_member_here(const struct hosted *hosted)
+{
+    for (struct link *l = control.links; l; l = l->next) {
+        for (struct lc_room *r = l->rooms; r; r = r->next) {
+            if (memcmp(r->key, hosted->key, LC_KEY_BYTES) == 0)
+                return true;
+        }
+    }
+    return false;
+}
+
 static void tell_complete(struct hosted *hosted)
 {
-    struct lc_number common = { UINT64_MAX };
+    struct lc_complete complete = { UINT64_MAX, has_member_here(hosted), 0 };
 
     for (uint32_t r = 0; r < hosted->nranks; r++)
-        common.value &= hosted->seats[r]->record.capabilities;
+        complete.capabilities &= hosted->seats[r]->record.capabilities;
     for (uint32_t to = 0; to < hosted->nranks; to++) {
         for (uint32_t of = 0; of < hosted->nranks; of++) {
             if (same_host(hosted->seats[to], hosted->seats[of]))
@@ -137,7 +150,7 @@ static void tell_complete(struct hosted *hosted)
                      sizeof(struct lc_record));
         }
     }
-    tell_all(hosted, LC_FRAME_COMPLETE, &common, sizeof(common));
+    tell_all(hosted, LC_FRAME_COMPLETE, &complete, sizeof(complete));
     hosted->complete = true;
     close(hosted->words_fd); /* nobody is left to get it, and descriptors are the program's */
     hosted->words_fd = -1;
@@ -450,8 +463,16 @@ static int handle(struct client *client, const struct lc_frame *head, const unsi
     return join(client, head->room, &said);
 }
 
-/* `reason`: -ETIMEDOUT if only the network is in the way; members then go on, for NCCL may have another one. */
-static void drop(struct client *client, int reason)
+/* Bytes that nobody has read would turn the end into a reset, by which a member knows a network that came back. */
+static void drain(struct lc_conn *conn)
+{
+    char sink[4096];
+
+    for (int i = 0; i < 1024 && recv(conn->fd, sink, sizeof(sink), MSG_DONTWAIT) > 0; i++)
+        continue;
+}
+
+void lc_arbiter_drop(struct client *client, int reason)
 {
     struct client **at = &control.clients;
 
@@ -463,6 +484,8 @@ static void drop(struct client *client, int reason)
         control.n_strangers--;
     while (client->seats)
         leave(client->seats, reason == -ETIMEDOUT ? -ETIMEDOUT : -ECONNRESET);
+    if (reason != -ETIMEDOUT)
+        drain(&client->conn);
     lc_conn_close(&client->conn);
     free(client);
 }
@@ -496,7 +519,7 @@ void lc_arbiter_serve(struct client *client, short events)
         err = lc_conn_flush(&client->conn);
     if (err) {
         lc_debug("control connection dropped: %s", strerror(-err));
-        drop(client, err);
+        lc_arbiter_drop(client, err);
     }
 }
 
@@ -523,7 +546,7 @@ void lc_arbiter_accept(int fd, bool is_unix)
     struct client *client;
 
     if (control.n_strangers >= LC_STRANGERS)
-        drop(oldest_stranger(), -ECONNRESET);
+        lc_arbiter_drop(oldest_stranger(), -ECONNRESET);
     if (control.n_clients >= control.max_clients) {
         lc_warn_once(
             "more than %u processes share a communicator's agreement, with the limit on open files as it is (ulimit -n): calls of some communicators stay with NCCL",
@@ -565,7 +588,7 @@ void lc_arbiter_expire(void)
     for (struct client *c = control.clients; c; c = next) {
         next = c->next;
         if (!c->welcome && lc_deadline_passed(c->hello_until))
-            drop(c, -ECONNRESET);
+            lc_arbiter_drop(c, -ECONNRESET);
     }
 }
 

@@ -128,7 +128,8 @@ void lc_room_echo_abort(struct lc_room *room, uint32_t *word);
 void lc_room_abort(struct lc_room *room, int reason);
 
 /* 0, or why the room is broken: -ECONNRESET (a member's connection closed without goodbye, *rank says which),
- * -ECANCELED (a member aborted), -EPIPE (the arbiter is gone after our vote). One atomic load. */
+ * -ECANCELED (a member aborted), -EPIPE (after our vote the process that hosts the room has ended, and with it a rank of
+ * the room; or a question to it had no answer). One atomic load. */
 int lc_room_error(struct lc_room *room, uint32_t *rank);
 
 /* Word that becomes non-zero with lc_room_error, for waits of our kernels' host side to poll. Valid while the room is

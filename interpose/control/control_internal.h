@@ -19,6 +19,7 @@
 
 #define LC_HELLO_MS   5000  /* an accepted connection says its token within this */
 #define LC_CONNECT_MS 10000 /* a connection to an arbiter stands within this */
+#define LC_PROBES     8     /* connections to see whether a process is there */
 #define LC_ASK_MS     30000 /* an arbiter answers within this */
 #define LC_GOODBYE_MS 200
 #define LC_GRACE_MS   1000   /* for that it may take so long before it has to give way to others */
@@ -90,6 +91,7 @@ struct lc_room {
     struct blob *blobs;
     bool lost_blob;         /* some blob found no memory: what is not there may be that one */
     uint64_t capabilities;  /* as records */
+    bool has_arbiter;       /* as records: a rank is of the process that hosts the room */
     struct lc_words *words; /* as records; NULL: the arbiter is asked */
     bool answered;
     uint64_t answer;
@@ -189,6 +191,9 @@ struct link {
     bool connected;
     struct lc_deadline connect_until;
     bool closing; /* the arbiter's process said that it ends in order */
+    bool probing; /* the connection is lost; conn is another one, to see whether the process is there */
+    bool reset;   /* that was how */
+    uint32_t probes;
     struct lc_room *rooms;
     uint32_t next_id;
 };
@@ -239,6 +244,8 @@ int lc_arbiter_open_root(const unsigned char key[LC_KEY_BYTES]);
 bool lc_arbiter_has_room(void); /* for one more stranger */
 void lc_arbiter_accept(int fd, bool is_unix);
 void lc_arbiter_serve(struct client *client, short events); /* may free the client */
+/* `reason`: -ETIMEDOUT if only the network is in the way; members then go on, for NCCL may have another one. */
+void lc_arbiter_drop(struct client *client, int reason);
 void lc_arbiter_expire(void);
 void lc_arbiter_close_all(void);
 
@@ -247,7 +254,9 @@ void lc_member_serve(struct link *link, short events); /* may free the link */
 void lc_member_expire(void);
 void lc_member_goodbye(void);
 bool lc_member_idle(const struct link *link);
-void lc_member_drop(struct link *link, int reason); /* frees the link */
+/* Frees the link. -ETIMEDOUT: only the network is in the way, and what has been agreed stays in force. -EPIPE: the
+ * arbiter's process has ended, which ends rooms that one of its ranks is in. Other reasons end all. */
+void lc_member_drop(struct link *link, int reason);
 void lc_member_forked(void);
 int lc_member_post(struct lc_room *room, uint32_t key, const void *data, size_t size);
 int lc_member_look(struct lc_room *room, uint32_t rank, uint32_t key, void *data, size_t max,

@@ -47,19 +47,23 @@ static int connect_unix(const struct lc_ticket *ticket)
 {
     struct sockaddr_un addr = { .sun_family = AF_UNIX };
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    struct ucred peer;
+    struct ucred peer = { .uid = (uid_t)-1 };
     socklen_t length = sizeof(peer);
     char name[64];
+    int err = 0;
 
     if (fd < 0)
         return -errno;
     lc_unix_name(ticket, name);
     memcpy(addr.sun_path + 1, name, strlen(name));
     if (connect(fd, (struct sockaddr *)&addr,
-                (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(name))) != 0 ||
-        getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || peer.uid != geteuid()) {
+                (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(name))) != 0)
+        err = -errno;
+    else if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || peer.uid != geteuid())
+        err = -ECONNREFUSED;
+    if (err) {
         close(fd);
-        return -ECONNREFUSED;
+        return err;
     }
     return fd;
 }
@@ -89,9 +93,16 @@ static int connect_tcp(const struct lc_ticket *ticket)
     return fd;
 }
 
-static int open_link(const struct lc_ticket *ticket, struct link **out)
+static void say_hello(struct link *link)
 {
     struct lc_hello hello = { .version = LC_WIRE_VERSION, .pid = (uint32_t)getpid() };
+
+    memcpy(hello.token, link->ticket.token, sizeof(hello.token));
+    (void)lc_conn_send(&link->conn, LC_FRAME_HELLO, 0, &hello, sizeof(hello), NULL, 0);
+}
+
+static int open_link(const struct lc_ticket *ticket, struct link **out)
+{
     struct link *link = calloc(1, sizeof(*link));
     bool is_unix = true;
     int fd;
@@ -111,8 +122,7 @@ static int open_link(const struct lc_ticket *ticket, struct link **out)
     link->ticket = *ticket;
     link->connected = is_unix;
     link->connect_until = lc_deadline_in_ms(LC_CONNECT_MS);
-    memcpy(hello.token, ticket->token, sizeof(hello.token));
-    (void)lc_conn_send(&link->conn, LC_FRAME_HELLO, 0, &hello, sizeof(hello), NULL, 0);
+    say_hello(link);
     link->next = control.links;
     control.links = link;
     *out = link;
@@ -122,7 +132,7 @@ static int open_link(const struct lc_ticket *ticket, struct link **out)
 static int find_link(const struct lc_ticket *ticket, struct link **out)
 {
     for (struct link *l = control.links; l; l = l->next) {
-        if (!l->closing && l->ticket.port == ticket->port && l->ticket.family == ticket->family &&
+        if (!l->closing && !l->probing && l->ticket.port == ticket->port && l->ticket.family == ticket->family &&
             l->ticket.scope == ticket->scope &&
             memcmp(l->ticket.address, ticket->address, sizeof(ticket->address)) == 0) {
             *out = l;
@@ -137,13 +147,40 @@ bool lc_member_idle(const struct link *link)
     return !link->rooms && !lc_conn_wants_write(&link->conn);
 }
 
+/* Nobody of the room ends with the process that hosts it: what has been agreed stays in force. Before it is complete
+ * nothing has been. */
+static bool outlives_arbiter(const struct lc_room *room)
+{
+    return atomic_load(&room->state) == COMPLETE && !room->has_arbiter;
+}
+
+static bool has_agreed(const struct lc_room *room)
+{
+    return atomic_load(&room->voted) || atomic_load(&room->voted_pair);
+}
+
+/* Warns once a link. */
+static void say_unwatched(const struct link *link, int reason)
+{
+    const struct lc_room *room = link->rooms;
+
+    if (reason == -ETIMEDOUT) {
+        lc_warn(
+            "the process that hosts the agreement can no longer be reached; what has been agreed stays in force");
+        return;
+    }
+    while (room && !(outlives_arbiter(room) && has_agreed(room)))
+        room = room->next;
+    if (room && !link->closing && reason == -EPIPE)
+        lc_warn(
+            "the process that hosts the agreement has ended; communicators that it has no rank of go on without watching their ranks");
+}
+
 void lc_member_drop(struct link *link, int reason)
 {
     struct link **at = &control.links;
 
-    if (reason == -ETIMEDOUT)
-        lc_warn(
-            "the process that hosts the agreement can no longer be reached; what has been agreed stays in force");
+    say_unwatched(link, reason);
 
     while (*at != link)
         at = &(*at)->next;
@@ -155,8 +192,8 @@ void lc_member_drop(struct link *link, int reason)
         control.orphans = room;
         if (atomic_load(&room->state) == JOINING)
             atomic_store(&room->state, NEVER);
-        if (!link->closing && reason != -ETIMEDOUT)
-            set_error(room, NO_RANK, reason);
+        if (!link->closing && reason != -ETIMEDOUT && !(reason == -EPIPE && outlives_arbiter(room)))
+            set_error(room, NO_RANK, reason == -EPROTO ? reason : -EPIPE);
     }
     lc_conn_close(&link->conn);
     free(link);
@@ -254,6 +291,18 @@ static void take_notice(struct lc_room *room, const struct lc_cause *cause)
             cause->rank);
 }
 
+static void take_complete(struct lc_room *room, const unsigned char *body)
+{
+    struct lc_complete complete;
+
+    memcpy(&complete, body, sizeof(complete));
+    if (atomic_load(&room->state) != JOINING)
+        return;
+    room->capabilities = complete.capabilities;
+    room->has_arbiter = complete.has_arbiter != 0;
+    atomic_store(&room->state, COMPLETE);
+}
+
 static struct lc_room *find_room(struct link *link, uint32_t id)
 {
     for (struct lc_room *r = link->rooms; r; r = r->next) {
@@ -292,11 +341,7 @@ static int handle(struct link *link, const struct lc_frame *head, const unsigned
             return -EPROTO;
         take_notice(room, &cause);
         return 0;
-    case LC_FRAME_COMPLETE:
-        room->capabilities = number.value;
-        if (atomic_load(&room->state) == JOINING)
-            atomic_store(&room->state, COMPLETE);
-        return 0;
+    case LC_FRAME_COMPLETE: take_complete(room, body); return 0;
     case LC_FRAME_ANSWER:
         room->answer = number.value;
         room->answered = true;
@@ -351,10 +396,105 @@ static void send_wanted_aborts(struct link *link)
     }
 }
 
+/* ---- the connection is lost: has the process ended, or is it this link alone that it knows no more? ---- */
+
+static bool is_left_open(const struct link *link)
+{
+    for (const struct lc_room *r = link->rooms; r; r = r->next) {
+        if (has_agreed(r) && (link->reset || outlives_arbiter(r)))
+            return true;
+    }
+    return false;
+}
+
+/* `err`: of another connection, 0 if it was answered. A process that is there and has ended this one has told the others
+ * that we are gone. It has not where it found the network in the way, which shows as a reset when that leads to it again. */
+static void judge(struct link *link, int err)
+{
+    if (err == -ECONNREFUSED)
+        lc_member_drop(link, -EPIPE);
+    else
+        lc_member_drop(link, err == 0 && link->reset ? -ETIMEDOUT : -ECONNABORTED);
+}
+
+/* A process that ends may take long to, and be connected to meanwhile: only an answer tells that it is there. So the
+ * token is said again, and a seat asked for that is taken. */
+static void probe(struct link *link)
+{
+    const struct lc_room *room = link->rooms;
+    bool is_unix = link->conn.is_unix;
+    int fd = ++link->probes > LC_PROBES ? -ETIMEDOUT
+             : is_unix                  ? connect_unix(&link->ticket)
+                                        : connect_tcp(&link->ticket);
+    struct lc_join said;
+
+    lc_conn_close(&link->conn);
+    if (fd < 0 || !room) {
+        if (fd >= 0)
+            close(fd);
+        judge(link, fd < 0 ? fd : -ETIMEDOUT);
+        return;
+    }
+    lc_conn_init(&link->conn, fd, is_unix);
+    link->probing = true;
+    link->connected = is_unix;
+    say_hello(link);
+    said = (struct lc_join){ .nranks = room->nranks, .record = room->mine };
+    memcpy(said.key, room->key, LC_KEY_BYTES);
+    (void)lc_conn_send(&link->conn, LC_FRAME_JOIN, 0, &said, sizeof(said), NULL, 0);
+}
+
+static void serve_probe(struct link *link, short events)
+{
+    int err = 0;
+
+    if (!link->connected && (events & (POLLOUT | POLLERR | POLLHUP))) {
+        err = finish_connect(link);
+        if (err && err != -ECONNRESET) {
+            judge(link, err);
+            return;
+        }
+    }
+    if (!err && link->connected)
+        err = lc_conn_flush(&link->conn);
+    if (!err && link->connected && (events & (POLLIN | POLLHUP | POLLERR))) {
+        err = lc_conn_read(&link->conn, LC_BLOB_MAX);
+        if (!err) {
+            judge(link, 0);
+            return;
+        }
+    }
+    if (err && err != -EAGAIN)
+        probe(link);
+}
+
+static void lose(struct link *link, int err)
+{
+    if (err != -ECONNRESET) {
+        lc_member_drop(link, err);
+        return;
+    }
+    link->reset = link->conn.reset && !link->conn.is_unix;
+    if (link->closing || !is_left_open(link)) {
+        lc_member_drop(link, -EPIPE);
+        return;
+    }
+    for (struct lc_room *r = link->rooms; r && !link->reset; r = r->next) {
+        if (!outlives_arbiter(r))
+            set_error(r, NO_RANK, -EPIPE);
+    }
+    link->connect_until = lc_deadline_in_ms(LC_CONNECT_MS);
+    probe(link);
+}
+
 void lc_member_serve(struct link *link, short events)
 {
     int err = 0;
 
+    if (link->probing) {
+        serve_probe(link, events);
+        return;
+    }
     if (!link->connected && (events & (POLLOUT | POLLERR | POLLHUP)))
         err = finish_connect(link);
     if (!err && link->connected && (events & (POLLIN | POLLHUP | POLLERR)))
@@ -365,14 +505,18 @@ void lc_member_serve(struct link *link, short events)
     if (!err && lc_member_idle(link))
         err = -ECONNRESET; /* nobody needs it any more */
     if (err)
-        lc_member_drop(link, err == -EPROTO || err == -ETIMEDOUT ? err : -EPIPE);
+        lose(link, err);
 }
 
 void lc_member_expire(void)
 {
     for (struct link *l = control.links, *next; l; l = next) {
         next = l->next;
-        if (!l->connected && lc_deadline_passed(l->connect_until))
+        if ((l->connected && !l->probing) || !lc_deadline_passed(l->connect_until))
+            continue;
+        if (l->probing)
+            judge(l, -ETIMEDOUT);
+        else
             lc_member_drop(l, -EPIPE);
     }
 }

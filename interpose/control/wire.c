@@ -18,7 +18,7 @@ _Static_assert(sizeof(struct lc_record) == 16 + 16 + 64 + 16, "no padding on the
 _Static_assert(sizeof(struct lc_join) == 24 + sizeof(struct lc_record), "no padding on the wire");
 _Static_assert(sizeof(struct lc_offer) == 32 && sizeof(struct lc_wanted) == 32,
                "no padding on the wire");
-_Static_assert(sizeof(struct lc_ask) == 24 && sizeof(struct lc_cause) == 8,
+_Static_assert(sizeof(struct lc_complete) == 16 && sizeof(struct lc_ask) == 24 && sizeof(struct lc_cause) == 8,
                "no padding on the wire");
 _Static_assert(sizeof(struct lc_state) == 40 && sizeof(struct lc_missing) == 32 &&
                    sizeof(struct lc_finding) == 40 + 3 * sizeof(struct lc_note),
@@ -43,7 +43,7 @@ static const struct {
     [LC_FRAME_SEAT] = { 0,                           0                                        },
     [LC_FRAME_WORDS] = { 0,                           0                                        },
     [LC_FRAME_RECORD] = FIXED(struct lc_record),
-    [LC_FRAME_COMPLETE] = FIXED(struct lc_number),
+    [LC_FRAME_COMPLETE] = FIXED(struct lc_complete),
     [LC_FRAME_REFUSED] = FIXED(struct lc_cause),
     [LC_FRAME_ANSWER] = FIXED(struct lc_number),
     [LC_FRAME_BLOB] = { sizeof(struct lc_blob_head), sizeof(struct lc_blob_head) + LC_BLOB_MAX},
@@ -160,8 +160,9 @@ int lc_conn_send(struct lc_conn *conn, enum lc_frame_type type, uint32_t room, c
 }
 
 /* A peer that is gone says so at once: its machine closes the connection. Silence is the network's. */
-static int trouble(int error)
+static int trouble(struct lc_conn *conn, int error)
 {
+    conn->reset |= error == ECONNRESET;
     switch (error) {
     case ETIMEDOUT:
     case EHOSTUNREACH:
@@ -187,7 +188,7 @@ int lc_conn_flush(struct lc_conn *conn)
         else if (errno == EAGAIN || errno == EWOULDBLOCK)
             return 0;
         else if (errno != EINTR)
-            return trouble(errno);
+            return trouble(conn, errno);
     }
     out->start = out->end = 0;
     return 0;
@@ -271,7 +272,8 @@ int lc_conn_read(struct lc_conn *conn, size_t limit)
     iov = (struct iovec){ in->data + in->end, limit };
     got = recvmsg(conn->fd, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (got < 0)
-        return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? -EAGAIN : trouble(errno);
+        return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? -EAGAIN
+                                                                              : trouble(conn, errno);
     if (conn->is_unix)
         take_fds(conn, &msg);
     if (got == 0)

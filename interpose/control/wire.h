@@ -25,7 +25,7 @@ enum lc_frame_type {
     LC_FRAME_SEAT,   /* arbiter: JOIN accepted */
     LC_FRAME_WORDS,  /* arbiter: the same, and the descriptor of the words comes with these bytes */
     LC_FRAME_RECORD, /* arbiter: record of a member on the receiver's host */
-    LC_FRAME_COMPLETE, /* arbiter: all records are in and agree; capabilities */
+    LC_FRAME_COMPLETE, /* arbiter: all records are in and agree */
     LC_FRAME_REFUSED,  /* arbiter: will never be complete; rank, why */
     LC_FRAME_ANSWER,   /* arbiter: to ASK, in order */
     LC_FRAME_BLOB,     /* arbiter: a member's POST, for members on its host */
@@ -68,9 +68,16 @@ struct lc_ask {
     uint64_t index;
 };
 
-/* VOTE: from. ANSWER: verdict. COMPLETE: capabilities. */
+/* VOTE: from. ANSWER: verdict. */
 struct lc_number {
     uint64_t value;
+};
+
+/* COMPLETE. */
+struct lc_complete {
+    uint64_t capabilities;
+    uint32_t has_arbiter; /* a rank of the room is of the arbiter's process, and ends with it */
+    uint32_t pad;
 };
 
 /* REFUSED, NOTICE, ABORT: rank and -errno or reason. */
@@ -119,6 +126,7 @@ struct lc_conn {
     int fd; /* -1: closed */
     bool is_unix;
     bool broken; /* something could not be queued: to be dropped by its owner's next flush */
+    bool reset;  /* the other end does not know of it any more; an end in order says so first */
     struct lc_buffer in, out;
     int passed_fd; /* received with SCM_RIGHTS and not taken yet, or -1 */
 };

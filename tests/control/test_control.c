@@ -323,6 +323,100 @@ static void the_arbiters_death_is_an_error_only_after_a_vote(uint32_t rank)
     lc_room_release(room);
 }
 
+/* Rooms of all ranks and of all but rank 0, whose process hosts both; both committed. */
+static void commit_two(uint32_t rank, uint32_t n, struct lc_room **all, struct lc_room **rest)
+{
+    struct lc_record mine = record_of(rank - 1);
+    enum lc_verdict verdict = LC_VERDICT_SKIP;
+
+    *all = join(rank, n);
+    *rest = NULL;
+    WAIT_FOR(lc_room_complete(*all));
+    CHECK(lc_room_vote(*all, 1) == 0);
+    if (rank > 0) {
+        CHECK(lc_room_join_child(*all, 1, 1, n - 1, &mine, rest) == 0);
+        WAIT_FOR(lc_room_complete(*rest));
+        CHECK(lc_room_vote(*rest, 1) == 0);
+    }
+    meet(0, (int)n);
+    sleep_ms(tcp_only ? 100 : 0); /* the votes of others may still be on their way */
+    meet(1, (int)n);
+    if (rank > 0)
+        CHECK(lc_room_decide(*rest, 1, &verdict) == 0 && verdict == LC_VERDICT_COMMIT);
+    meet(2, (int)n);
+}
+
+static void the_arbiters_death_leaves_rooms_without_it_alone(uint32_t rank)
+{
+    struct lc_room *all, *rest;
+
+    commit_two(rank, RANKS, &all, &rest);
+    if (rank == 0)
+        _exit(0); /* without goodbye */
+    WAIT_FOR(lc_room_error(all, NULL) == -EPIPE);
+    sleep_ms(200);
+    CHECK(lc_room_error(rest, NULL) == 0 && !*lc_room_abort_word(rest));
+    meet(3, RANKS - 1);
+    lc_room_release(rest);
+    lc_room_release(all);
+}
+
+/* At the arbiter: ends the connection of a rank. */
+static void end_client(uint32_t rank, int reason, bool with_reset)
+{
+    struct linger none = { 1, 0 };
+    struct hosted *hosted;
+    struct client *client;
+
+    pthread_mutex_lock(&control.lock);
+    hosted = control.hosted;
+    while (!hosted->is_root)
+        hosted = hosted->next;
+    client = hosted->seats[rank]->client;
+    if (with_reset)
+        CHECK(setsockopt(client->conn.fd, SOL_SOCKET, SO_LINGER, &none, sizeof(none)) == 0);
+    lc_arbiter_drop(client, reason);
+    pthread_mutex_unlock(&control.lock);
+}
+
+/* Nobody has told the others that it is gone, unlike in the next case. */
+static void a_network_that_comes_back_is_no_error(uint32_t rank)
+{
+    struct lc_room *room;
+
+    if (!tcp_only)
+        return;
+    room = join(rank, 2);
+    WAIT_FOR(lc_room_complete(room));
+    CHECK(lc_room_vote(room, 1) == 0);
+    meet(0, 2);
+    sleep_ms(100);
+    if (rank == 0)
+        end_client(1, -ETIMEDOUT, true);
+    else
+        WAIT_FOR(!room->link);
+    meet(1, 2);
+    CHECK(lc_room_error(room, NULL) == 0);
+    lc_room_release(room);
+}
+
+static void a_member_that_is_shown_out_learns_that_it_is_lost(uint32_t rank)
+{
+    struct lc_room *all, *rest;
+    uint32_t who = 99;
+
+    commit_two(rank, 3, &all, &rest);
+    if (rank == 0)
+        end_client(1, -EPROTO, false);
+    if (rank == 1)
+        WAIT_FOR(lc_room_error(all, NULL) == -EPIPE && lc_room_error(rest, NULL) == -EPIPE);
+    if (rank == 2)
+        WAIT_FOR(lc_room_error(rest, &who) == -ECONNRESET && who == 0);
+    meet(3, 3);
+    lc_room_release(rest);
+    lc_room_release(all);
+}
+
 static void an_orderly_end_of_the_arbiter_is_no_error(uint32_t rank)
 {
     struct lc_room *room = join(rank, RANKS);
@@ -1052,7 +1146,7 @@ static int pretend_to_be_arbiter(struct lc_ticket *ticket)
 
 static void words_are_those_of_their_room(uint32_t rank)
 {
-    struct lc_number nothing = { 0 };
+    struct lc_complete nothing = { 0 };
     struct lc_record mine = record_of(rank);
     struct lc_room *first = NULL, *second = NULL;
     struct lc_ticket ticket;
@@ -1072,7 +1166,8 @@ static void words_are_those_of_their_room(uint32_t rank)
     CHECK(lc_conn_send(&conn, LC_FRAME_SEAT, 0, NULL, 0, NULL, 0) == 0);
     CHECK(lc_conn_send_fd(&conn, LC_FRAME_WORDS, 1, fd) == 0);
     for (uint32_t room = 0; room < 2; room++)
-        CHECK(lc_conn_send(&conn, LC_FRAME_COMPLETE, room, &nothing, 8, NULL, 0) == 0);
+        CHECK(lc_conn_send(&conn, LC_FRAME_COMPLETE, room, &nothing, sizeof(nothing), NULL,
+                           0) == 0);
     CHECK(lc_conn_flush(&conn) == 0);
     pthread_mutex_unlock(&control.lock);
     WAIT_FOR(lc_room_complete(first) && lc_room_complete(second));
@@ -1137,6 +1232,9 @@ int main(int argc, char **argv)
     RUN(an_end_before_the_vote_is_no_error, RANKS);
     RUN(an_abort_after_a_death_leaves_other_rooms_alone, RANKS);
     RUN(the_arbiters_death_is_an_error_only_after_a_vote, RANKS);
+    RUN(the_arbiters_death_leaves_rooms_without_it_alone, RANKS);
+    RUN(a_network_that_comes_back_is_no_error, 2);
+    RUN(a_member_that_is_shown_out_learns_that_it_is_lost, 3);
     RUN(an_orderly_end_of_the_arbiter_is_no_error, RANKS);
     RUN(an_abort_reaches_everybody, RANKS);
     RUN(pairs_commit_alike, RANKS);
