@@ -21,10 +21,11 @@
 #define LC_RECORD_VERSION 9u
 #endif
 
-/* Shrinks without one set of ranks. */
-struct shrink {
-    uint64_t set; /* 0: none yet */
+/* Children of one kind: splits, or shrinks without one set of ranks. */
+struct children {
+    uint64_t set; /* 0: splits, or no shrink yet */
     uint64_t count;
+    bool failed; /* some of them: nobody knows whether the same have failed at the other ranks */
 };
 #define SHRINKS 16                  /* sets; beyond, children stay with NCCL */
 #define SHRINK  ((uint64_t)1 << 63) /* no count of splits has this bit */
@@ -36,8 +37,7 @@ struct lc_agree {
     struct lc_tuned *tuned;       /* set when it is made; NULL: no tuner plugin has asked */
 
     /* Used by the thread that calls the communicator's operations. */
-    uint64_t splits;
-    struct shrink shrinks[SHRINKS];
+    struct children splits, shrinks[SHRINKS];
     uint64_t count; /* collectives so far */
     uint64_t from;  /* the vote is for this epoch on */
     bool voted, committed;
@@ -140,11 +140,6 @@ struct lc_agree *lc_agree_init(const ncclUniqueId *id, int ranks, int rank, int 
     return seated(agree, lc_room_join(id->internal, (uint32_t)ranks, &mine, &agree->room));
 }
 
-uint64_t lc_agree_count_split(struct lc_agree *parent)
-{
-    return parent ? ++parent->splits : 0;
-}
-
 /* 64-bit finaliser of SplitMix64 (Steele, Lea, Flood 2014). */
 static uint64_t mix(uint64_t x)
 {
@@ -153,24 +148,57 @@ static uint64_t mix(uint64_t x)
     return x ^ (x >> 31);
 }
 
-uint64_t lc_agree_count_shrink(struct lc_agree *parent, const int *excluded, int count)
+uint64_t lc_agree_set(const int *excluded, int count)
 {
     uint64_t set = 0;
 
-    if (!parent || !excluded)
-        return 0;
-    for (int i = 0; i < count; i++)
+    for (int i = 0; excluded && i < count; i++)
         set += mix((uint64_t)excluded[i] + 1); /* in any order */
-    set |= SHRINK;
-    for (int i = 0; i < SHRINKS; i++) {
-        struct shrink *shrink = &parent->shrinks[i];
+    return set | SHRINK;
+}
 
-        if (shrink->set != set && shrink->set != 0)
+static struct children *children_of(struct lc_agree *parent, uint64_t set)
+{
+    if (!set)
+        return &parent->splits;
+    for (int i = 0; i < SHRINKS; i++) {
+        struct children *shrinks = &parent->shrinks[i];
+
+        if (shrinks->set != set && shrinks->set != 0)
             continue;
-        shrink->set = set;
-        return (set + shrink->count++) | SHRINK;
+        shrinks->set = set;
+        return shrinks;
     }
-    return 0;
+    return NULL;
+}
+
+/* All ranks split between the same two collectives. Ranks that shrink may have been cut off at different ones. */
+uint64_t lc_agree_count_child(struct lc_agree *parent, uint64_t set)
+{
+    struct children *children = parent ? children_of(parent, set) : NULL;
+
+    if (!children || children->failed)
+        return 0;
+    children->count++;
+    if (set)
+        return (set + children->count) | SHRINK;
+    return (mix(mix(children->count) + parent->count) & ~SHRINK) | 1;
+}
+
+void lc_agree_uncount_child(struct lc_agree *parent, uint64_t set)
+{
+    struct children *children = parent ? children_of(parent, set) : NULL;
+
+    if (children && children->count > 0)
+        children->count--;
+}
+
+void lc_agree_child_failed(struct lc_agree *parent, uint64_t set)
+{
+    struct children *children = parent ? children_of(parent, set) : NULL;
+
+    if (children)
+        children->failed = true;
 }
 
 struct lc_agree *lc_agree_child(struct lc_agree *parent, uint64_t creation, int colour, int ranks,

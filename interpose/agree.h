@@ -30,12 +30,20 @@ struct lc_agree *lc_agree_init(const ncclUniqueId *id, int ranks, int rank, int 
 struct lc_agree *lc_agree_child(struct lc_agree *parent, uint64_t creation, int colour, int ranks,
                                 int rank, int device);
 
-/* Counts one split of the parent, or one shrink without the ranks that `excluded` stands for (their set, in any order;
- * excluded ranks do not make the call, so shrinks are counted by what they exclude): `creation` of its child, equal on
- * all members and never used again. 0: the child has no agreement. Counted whatever becomes of the child. NULL is
- * allowed. */
-uint64_t lc_agree_count_split(struct lc_agree *parent);
-uint64_t lc_agree_count_shrink(struct lc_agree *parent, const int *excluded, int count);
+/* What children of the parent are counted by: 0 for splits, and for shrinks what they exclude (in any order; excluded
+ * ranks do not make the call). */
+uint64_t lc_agree_set(const int *excluded, int count);
+
+/* Counts one split or shrink that NCCL has accepted: `creation` of its child, equal on all members and never used again.
+ * 0: the child has no agreement. NULL is allowed. */
+uint64_t lc_agree_count_child(struct lc_agree *parent, uint64_t set);
+
+/* The one counted last was only simulated: it never took place. */
+void lc_agree_uncount_child(struct lc_agree *parent, uint64_t set);
+
+/* One has failed when it was under way, and may have been made at other ranks: no later one has an agreement at this
+ * rank, which might take it for another one of theirs. */
+void lc_agree_child_failed(struct lc_agree *parent, uint64_t set);
 
 /* Before each collective of the communicator: counts it; votes when `ready` has come true; decides at epochs. Writes
  * whether this collective is committed. ncclSuccess, or what lc_agree_error says. */

@@ -123,15 +123,24 @@ struct lc_pending lc_create_prepare_child(ncclComm_t parent, ncclComm_t *newcomm
         child.parent = comm->number;
         if (!config) /* NCCL takes the parent's, too */
             child.ctas = comm->facts.ctas;
-        child.creation = excluded
-                             ? lc_agree_count_shrink(comm->agree, excluded->ranks, excluded->count)
-                             : lc_agree_count_split(comm->agree);
-        if (stays_with_nccl(config)) /* of this rank alone, perhaps: it is counted all the same */
-            child.creation = 0;
     }
+    if (excluded)
+        child.set = lc_agree_set(excluded->ranks, excluded->count);
+    child.stays = stays_with_nccl(config);
     lc_comm_put(comm);
     copy_name(config, child.name);
     return child;
+}
+
+/* Unless it has ended in the same group. */
+static struct lc_comm *get_parent(const struct lc_pending *child)
+{
+    struct lc_comm *parent = lc_comm_get(child->parent_handle);
+
+    if (!parent || parent->number == child->parent)
+        return parent;
+    lc_comm_put(parent);
+    return NULL;
 }
 
 static void add_child(const struct lc_pending *child, const struct lc_real *real)
@@ -149,7 +158,7 @@ static void add_child(const struct lc_pending *child, const struct lc_real *real
         real->ncclCommUserRank(handle, &facts.rank) != ncclSuccess)
         return;
     memcpy(facts.name, child->name, sizeof(facts.name));
-    parent = child->creation ? lc_comm_get(child->parent_handle) : NULL;
+    parent = child->creation ? get_parent(child) : NULL;
     if (parent)
         agree = lc_agree_child(parent->agree, child->creation, child->colour, facts.ranks,
                                facts.rank,
@@ -158,27 +167,52 @@ static void add_child(const struct lc_pending *child, const struct lc_real *real
     lc_comm_add(handle, &facts, agree);
 }
 
-void lc_create_child(const struct lc_pending *child, ncclResult_t result,
-                     const struct lc_real *real)
+/* Counted also if the child stays with NCCL at this rank, since it may not at others. */
+static uint64_t count(const struct lc_pending *child)
+{
+    struct lc_comm *parent = get_parent(child);
+    uint64_t creation = parent ? lc_agree_count_child(parent->agree, child->set) : 0;
+
+    lc_comm_put(parent);
+    return child->stays ? 0 : creation;
+}
+
+static void undo(const struct lc_pending *child,
+                 void (*how)(struct lc_agree *parent, uint64_t set))
+{
+    struct lc_comm *parent = get_parent(child);
+
+    if (parent)
+        how(parent->agree, child->set);
+    lc_comm_put(parent);
+}
+
+/* NCCL looks at arguments before anything is under way: such a call is as if it had not been made. */
+void lc_create_child(struct lc_pending *child, ncclResult_t result, const struct lc_real *real)
 {
     struct lc_pending *later;
 
+    if (!lc_accepted(result) && result != ncclInvalidArgument)
+        undo(child, lc_agree_child_failed);
     if (!lc_accepted(result) || !child->where)
         return;
+    child->creation = count(child);
     if (lc_thread.depth == 0) {
         if (result == ncclSuccess)
             add_child(child, real);
         return;
     }
     later = malloc(sizeof(*later));
-    if (!later)
-        return; /* adopted at its first use */
+    if (!later) { /* adopted at its first use; what becomes of it nobody tells */
+        undo(child, lc_agree_child_failed);
+        return;
+    }
     *later = *child;
     later->next = lc_thread.pending;
     lc_thread.pending = later;
 }
 
-void lc_create_pending(bool complete, const struct lc_real *real)
+void lc_create_pending(ncclResult_t result, bool simulated, const struct lc_real *real)
 {
     struct lc_pending *child = lc_thread.pending;
 
@@ -186,7 +220,11 @@ void lc_create_pending(bool complete, const struct lc_real *real)
     while (child) {
         struct lc_pending *next = child->next;
 
-        if (complete)
+        if (simulated)
+            undo(child, lc_agree_uncount_child);
+        else if (!lc_accepted(result))
+            undo(child, lc_agree_child_failed);
+        else if (result == ncclSuccess)
             add_child(child, real);
         free(child);
         child = next;

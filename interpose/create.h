@@ -28,10 +28,9 @@ struct lc_excluded {
 struct lc_pending lc_create_prepare_child(ncclComm_t parent, ncclComm_t *newcomm,
                                           const ncclConfig_t *config, int colour,
                                           const struct lc_excluded *excluded);
-void lc_create_child(const struct lc_pending *child, ncclResult_t result,
-                     const struct lc_real *real);
+void lc_create_child(struct lc_pending *child, ncclResult_t result, const struct lc_real *real);
 
-/* The outermost group has ended. */
-void lc_create_pending(bool complete, const struct lc_real *real);
+/* The outermost group has ended with `result`, or was only simulated. */
+void lc_create_pending(ncclResult_t result, bool simulated, const struct lc_real *real);
 
 #endif

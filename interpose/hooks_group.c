@@ -29,7 +29,7 @@ static void ended(bool own, ncclResult_t result, bool simulated, const struct lc
     if (!own || lc_thread.depth == 0 || --lc_thread.depth > 0)
         return;
     lc_comm_end_group();
-    lc_create_pending(result == ncclSuccess && !simulated, real);
+    lc_create_pending(result, simulated, real);
     if (lc_enabled && !simulated)
         lc_add(&lc_groups.sizes[lc_bucket(lc_thread.ops)], 1);
 }

@@ -30,7 +30,9 @@ struct lc_pending {
     ncclComm_t *where; /* the program's variable: NCCL writes it before the group's end returns */
     int64_t parent;    /* number of the parent's entry, -1 if unknown */
     ncclComm_t parent_handle;
+    uint64_t set;      /* lc_agree_set */
     uint64_t creation; /* which split or shrink of the parent, for the agreement of its members */
+    bool stays;        /* with NCCL, perhaps at this rank alone */
     int colour;
     int origin;    /* enum lc_comm_origin */
     char name[32]; /* LC_COMM_NAME */
