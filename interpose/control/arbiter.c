@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "interpose/control/control_internal.h"
 
-#include "common/log.h"
-
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define NAMED_MAX 8 /* ranks; of five digits they fit a notice */
+#define NAMED_MAX 8 /* ranks; of five digits they fit NAMES */
 
 /* ---- rooms ---- */
 
@@ -158,21 +156,22 @@ static void tell_complete(struct hosted *hosted)
 
 /* ---- what the user is told: here, where all ranks of a communicator are known, once per process ---- */
 
-/* Appends the ranks for which `named` is true to the notice. */
+#define NAMES 80
+
+/* The ranks for which `named` is true. */
 static void name_ranks(const struct hosted *hosted,
-                       bool (*named)(const struct hosted *hosted, uint32_t rank))
+                       bool (*named)(const struct hosted *hosted, uint32_t rank), char out[NAMES])
 {
-    size_t at = strlen(control.notice);
     unsigned count = 0;
+    size_t at = 0;
 
     for (uint32_t r = 0; r < hosted->nranks && count <= NAMED_MAX; r++) {
         if (!named(hosted, r))
             continue;
         if (count == NAMED_MAX)
-            (void)snprintf(control.notice + at, sizeof(control.notice) - at, " ...");
+            (void)snprintf(out + at, NAMES - at, " ...");
         else
-            at += (size_t)snprintf(control.notice + at, sizeof(control.notice) - at, "%s%u",
-                                   count ? ", " : " ", r);
+            at += (size_t)snprintf(out + at, NAMES - at, "%s%u", count ? ", " : " ", r);
         count++;
     }
 }
@@ -185,12 +184,15 @@ static bool is_missing(const struct hosted *hosted, uint32_t rank)
 /* Ranks without the library never come; only their absence tells. */
 static void say_missing(const struct hosted *hosted)
 {
+    char names[NAMES];
+
     control.said_missing = true;
-    (void)snprintf(control.notice, sizeof(control.notice),
-                   "%u of the %u ranks of a communicator do not run loongcomm, or have it switched "
-                   "off: all of its calls stay with NCCL; rank",
-                   hosted->nranks - hosted->joined, hosted->nranks);
-    name_ranks(hosted, is_missing);
+    name_ranks(hosted, is_missing, names);
+    lc_say(
+        LC_LOG_WARN,
+        "%u of the %u ranks of a communicator do not run loongcomm, or have it switched off: all of "
+        "its calls stay with NCCL; rank%s",
+        hosted->nranks - hosted->joined, hosted->nranks, names);
 }
 
 static const struct seat *anyone(const struct hosted *hosted)
@@ -214,19 +216,19 @@ static bool is_odd(const struct hosted *hosted, uint32_t rank)
 static void say_refused(struct hosted *hosted)
 {
     const struct seat *first = anyone(hosted);
+    char names[NAMES];
 
     if (!hosted->refusal.reason || hosted->refusal.reason == -ENOMEM || control.said_refused ||
         !first)
         return;
     control.said_refused = true;
-    (void)snprintf(control.notice, sizeof(control.notice),
-                   "not all %u ranks of a communicator have the %s of rank %u: "
-                   "all of its calls stay with NCCL; rank",
-                   hosted->nranks,
-                   hosted->refusal.reason == -EINVAL ? "LOONGCOMM_ settings"
-                                                     : "version of loongcomm",
-                   first->record.rank);
-    name_ranks(hosted, is_odd);
+    name_ranks(hosted, is_odd, names);
+    lc_say(LC_LOG_WARN,
+           "not all %u ranks of a communicator have the %s of rank %u: all of its calls stay with "
+           "NCCL; rank%s",
+           hosted->nranks,
+           hosted->refusal.reason == -EINVAL ? "LOONGCOMM_ settings" : "version of loongcomm",
+           first->record.rank, names);
 }
 
 /* ---- members come and go ---- */
@@ -308,9 +310,9 @@ static int refuse(struct client *client, uint32_t id, uint32_t rank, int reason)
 static int refuse_for_want(struct hosted *hosted, struct client *client, uint32_t id, uint32_t rank)
 {
     if (!control.said_want)
-        (void)snprintf(control.notice, sizeof(control.notice),
-                       "no descriptor (ulimit -n), memory or seat for what the ranks of another "
-                       "communicator agree through: all of its calls stay with NCCL");
+        lc_say(LC_LOG_WARN,
+               "no descriptor (ulimit -n), memory or seat for what the ranks of another "
+               "communicator agree through: all of its calls stay with NCCL");
     control.said_want = true;
     if (hosted && hosted->joined == 0 && !(hosted->is_root && hosted->nranks == 0)) {
         free_hosted(hosted);
@@ -518,7 +520,7 @@ void lc_arbiter_serve(struct client *client, short events)
     if (!err)
         err = lc_conn_flush(&client->conn);
     if (err) {
-        lc_debug("control connection dropped: %s", strerror(-err));
+        lc_say(LC_LOG_DEBUG, "control connection dropped: %s", strerror(-err));
         lc_arbiter_drop(client, err);
     }
 }
@@ -548,9 +550,12 @@ void lc_arbiter_accept(int fd, bool is_unix)
     if (control.n_strangers >= LC_STRANGERS)
         lc_arbiter_drop(oldest_stranger(), -ECONNRESET);
     if (control.n_clients >= control.max_clients) {
-        lc_warn_once(
-            "more than %u processes share a communicator's agreement, with the limit on open files as it is (ulimit -n): calls of some communicators stay with NCCL",
-            control.max_clients);
+        if (!control.said_full)
+            lc_say(
+                LC_LOG_WARN,
+                "more than %u processes share a communicator's agreement, with the limit on open files as it is (ulimit -n): calls of some communicators stay with NCCL",
+                control.max_clients);
+        control.said_full = true;
         close(fd);
         return;
     }

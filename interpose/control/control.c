@@ -175,7 +175,6 @@ static void accept_all(int listener, bool (*may)(void), void (*receive)(int fd))
 static void *run(void *unused)
 {
     struct turn turn = { 0 };
-    char notice[sizeof(control.notice)];
 
     for (;;) {
         uint64_t wakes;
@@ -196,15 +195,11 @@ static void *run(void *unused)
         lc_member_expire();
         lc_finding_expire();
         lc_hang_look();
-        lc_hang_deliver();
         accept_all(control.tcp_fd, may_accept, receive_tcp);
         accept_all(control.unix_fd, may_accept, receive_unix);
         accept_all(control.pass_fd, may_receive, receive_visitor);
-        memcpy(notice, control.notice, sizeof(notice));
-        control.notice[0] = '\0';
+        lc_writer_start();
         pthread_mutex_unlock(&control.lock);
-        if (*notice)
-            lc_warn("%s", notice);
     }
     return NULL;
 }
@@ -430,18 +425,43 @@ static bool unsent(void)
     return left;
 }
 
+/* A handler of a signal may have interrupted the very thread that has it. */
+static bool lock_until(struct lc_deadline until)
+{
+    while (pthread_mutex_trylock(&control.lock) != 0) {
+        if (lc_deadline_passed(until))
+            return false;
+        (void)poll(NULL, 0, 1);
+    }
+    return true;
+}
+
 /* Links first: what they say to this very process's arbiter must not be taken for a death. */
+static void say_goodbye(struct lc_deadline until)
+{
+    lc_member_goodbye();
+    lc_arbiter_close_all();
+    while (unsent() && !lc_deadline_passed(until))
+        (void)poll(NULL, 0, 1);
+    lc_writer_start();
+}
+
 void lc_control_fini(void)
 {
     struct lc_deadline until = lc_deadline_in_ms(LC_GOODBYE_MS);
+    bool mine;
 
-    pthread_mutex_lock(&control.lock);
-    if (control.running &&
-        control.owner == getpid()) { /* not a clone without the handlers of fork */
-        lc_member_goodbye();
-        lc_arbiter_close_all();
-        while (unsent() && !lc_deadline_passed(until))
-            (void)poll(NULL, 0, 1);
+    atomic_store(&control.ended, true);
+    if (!lock_until(until))
+        return;
+    mine = control.running && control.owner == getpid(); /* no clone without the handlers of fork */
+    if (mine)
+        say_goodbye(until);
+    while (mine && lc_writer_busy() && !lc_deadline_passed(until)) { /* the last lines */
+        pthread_mutex_unlock(&control.lock);
+        (void)poll(NULL, 0, 1);
+        if (!lock_until(until))
+            return;
     }
     pthread_mutex_unlock(&control.lock);
 }

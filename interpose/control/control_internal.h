@@ -3,13 +3,14 @@
  * Shared by control.c (thread, sockets), arbiter.c (rooms hosted here) and member.c (rooms joined from here).
  *
  * One lock, control.lock, guards everything below that is not atomic. It is held for short and never across a call that
- * may block: sockets are non-blocking, waits are on the condition variable. No call path of a committed or passed-through
+ * may block: sockets are non-blocking, waits are on the condition variable, and lines for the log go through lc_say. No call path of a committed or passed-through
  * operation takes it, but for calls through rings while these change, and one in sixteen to see whether they are to.
  */
 #ifndef LC_INTERPOSE_CONTROL_INTERNAL_H
 #define LC_INTERPOSE_CONTROL_INTERNAL_H
 
 #include "common/deadline.h"
+#include "common/log.h"
 #include "interpose/control/wire.h"
 #include "interpose/control/words.h"
 
@@ -35,6 +36,7 @@
 #define LC_STALL_MS   500   /* between two stalls that one seat may tell */
 #define LC_FINDING_MS 6000  /* an arbiter that was told of a stall sends its finding within this */
 #define LC_HANGS_MAX  64u   /* waiting to be written; more are lost, which costs a report */
+#define LC_LINES_MAX  64u   /* the same for lines of the log */
 
 /* ---- rooms joined from here ---- */
 
@@ -191,11 +193,21 @@ struct link {
     bool connected;
     struct lc_deadline connect_until;
     bool closing; /* the arbiter's process said that it ends in order */
-    bool probing; /* the connection is lost; conn is another one, to see whether the process is there */
-    bool reset;   /* that was how */
+    bool
+        probing; /* the connection is lost; conn is another one, to see whether the process is there */
+    bool reset; /* that was how */
     uint32_t probes;
     struct lc_room *rooms;
     uint32_t next_id;
+};
+
+/* A line of the log that waits to be written. */
+struct lc_line {
+    struct lc_line *next;
+    enum lc_log_level level;
+    const char *file;
+    int line;
+    char text[400];
 };
 
 struct control {
@@ -216,7 +228,9 @@ struct control {
     uint32_t n_past;                               /* ever; the oldest gives way */
     struct link *links;
     bool said_missing, said_refused, said_want; /* one line of each kind per process */
-    char notice[256];                /* for the log, once the lock is given back; empty: none */
+    bool said_full;
+    struct lc_line *lines; /* to be written by the writer thread, oldest first; LC_LINES_MAX */
+    _Atomic bool ended; /* the program is at its end; set by lc_control_fini, read by the thread */
     struct lc_room
         *orphans; /* their link is lost; still watched, for what this rank alone can see */
     struct lc_hang
@@ -280,6 +294,17 @@ void lc_hang_look(void); /* once a turn */
 void lc_hang_asked(struct lc_room *room, uint32_t round);
 int lc_hang_found(struct lc_room *room, const struct lc_frame *head, const unsigned char *body);
 void lc_hang_last_words(struct lc_room *room);
-void lc_hang_deliver(void); /* starts the writer if there is something to write */
+void lc_hang_write(struct lc_hang *newest); /* without the lock; frees them */
+
+/* writer.c, with the lock held */
+__attribute__((format(printf, 4, 5))) void lc_writer_say(enum lc_log_level level, const char *file,
+                                                         int line, const char *format, ...);
+#define lc_say(level, ...)                                                \
+    do {                                                                  \
+        if ((int)(level) <= (int)lc_log_max)                              \
+            lc_writer_say((level), __FILE_NAME__, __LINE__, __VA_ARGS__); \
+    } while (0)
+bool lc_writer_busy(void);
+void lc_writer_start(void); /* if there is something to write */
 
 #endif

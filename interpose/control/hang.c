@@ -4,8 +4,6 @@
  * comes back to the writer thread. */
 #include "interpose/control/control_internal.h"
 
-#include "common/log.h"
-
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -198,56 +196,24 @@ void lc_hang_look(void)
     look_at_all(control.orphans, now);
 }
 
-/* ---- the writer: files may lie on a file server that hangs, which must not keep an abort from peers ---- */
+/* ---- what is written ---- */
 
-static struct lc_hang *oldest_first(struct lc_hang *newest)
+void lc_hang_write(struct lc_hang *newest)
 {
     struct lc_hang *list = NULL;
 
-    while (newest) {
+    while (newest) { /* oldest first */
         struct lc_hang *next = newest->next;
 
         newest->next = list;
         list = newest;
         newest = next;
     }
-    return list;
-}
+    while (list) {
+        struct lc_hang *next = list->next;
 
-static void *write_reports(void *unused)
-{
-    struct lc_hang *hang;
-
-    for (;;) {
-        pthread_mutex_lock(&control.lock);
-        hang = control.hangs;
-        control.hangs = NULL;
-        control.n_hangs = 0;
-        control.writing = hang != NULL;
-        pthread_mutex_unlock(&control.lock);
-        if (!hang)
-            return NULL;
-        hang = oldest_first(hang);
-        while (hang) {
-            struct lc_hang *next = hang->next;
-
-            rules.report(hang);
-            free(hang);
-            hang = next;
-        }
+        rules.report(list);
+        free(list);
+        list = next;
     }
-}
-
-void lc_hang_deliver(void)
-{
-    pthread_attr_t attr;
-    pthread_t thread;
-
-    if (!control.hangs || control.writing)
-        return;
-    pthread_attr_init(&attr);
-    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-    /* The control thread blocks all signals, and a thread inherits that. */
-    control.writing = pthread_create(&thread, &attr, write_reports, NULL) == 0;
-    pthread_attr_destroy(&attr);
 }

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "interpose/control/control_internal.h"
 
-#include "common/log.h"
-
 #include <errno.h>
 #include <netinet/in.h>
 #include <stdlib.h>
@@ -37,7 +35,10 @@ static void set_error(struct lc_room *room, uint32_t rank, int err)
     if (atomic_load(&room->error))
         return;
     atomic_store(&room->error, (uint64_t)rank << 32 | (uint32_t)-err);
-    raise_abort(room);
+    if (atomic_load(&control.ended)) /* the device's words may be unmapped by now */
+        atomic_store(&room->abort_word, 1);
+    else
+        raise_abort(room);
 }
 
 /* ---- the connection to an arbiter ---- */
@@ -132,8 +133,8 @@ static int open_link(const struct lc_ticket *ticket, struct link **out)
 static int find_link(const struct lc_ticket *ticket, struct link **out)
 {
     for (struct link *l = control.links; l; l = l->next) {
-        if (!l->closing && !l->probing && l->ticket.port == ticket->port && l->ticket.family == ticket->family &&
-            l->ticket.scope == ticket->scope &&
+        if (!l->closing && !l->probing && l->ticket.port == ticket->port &&
+            l->ticket.family == ticket->family && l->ticket.scope == ticket->scope &&
             memcmp(l->ticket.address, ticket->address, sizeof(ticket->address)) == 0) {
             *out = l;
             return 0;
@@ -165,14 +166,16 @@ static void say_unwatched(const struct link *link, int reason)
     const struct lc_room *room = link->rooms;
 
     if (reason == -ETIMEDOUT) {
-        lc_warn(
+        lc_say(
+            LC_LOG_WARN,
             "the process that hosts the agreement can no longer be reached; what has been agreed stays in force");
         return;
     }
     while (room && !(outlives_arbiter(room) && has_agreed(room)))
         room = room->next;
     if (room && !link->closing && reason == -EPIPE)
-        lc_warn(
+        lc_say(
+            LC_LOG_WARN,
             "the process that hosts the agreement has ended; communicators that it has no rank of go on without watching their ranks");
 }
 
@@ -232,8 +235,8 @@ static int take_words(struct link *link, struct lc_room *room)
     if (fd >= 0 && room && !room->words)
         err = lc_words_map(fd, room->nranks, &room->words);
     if (err)
-        lc_debug("the shared words cannot be mapped (%s); the arbiter will be asked",
-                 strerror(-err));
+        lc_say(LC_LOG_DEBUG, "the shared words cannot be mapped (%s); the arbiter will be asked",
+               strerror(-err));
     if (fd >= 0)
         close(fd);
     return 0;
@@ -264,17 +267,20 @@ static void take_refusal(struct lc_room *room, const struct lc_cause *cause)
     if (atomic_exchange(&room->state, NEVER) == NEVER)
         return;
     if (cause->reason == -EEXIST) {
-        lc_info("rank %u of %u is there already: calls of this communicator stay with NCCL",
-                cause->rank, room->nranks);
+        lc_say(LC_LOG_INFO,
+               "rank %u of %u is there already: calls of this communicator stay with NCCL",
+               cause->rank, room->nranks);
         return;
     }
     if (cause->reason == -ENOMEM) {
-        lc_info("the process that hosts the agreement has no room for rank %u of %u: calls of this "
-                "communicator stay with NCCL",
-                cause->rank, room->nranks);
+        lc_say(LC_LOG_INFO,
+               "the process that hosts the agreement has no room for rank %u of %u: calls of this "
+               "communicator stay with NCCL",
+               cause->rank, room->nranks);
         return;
     }
-    lc_info(
+    lc_say(
+        LC_LOG_INFO,
         "rank %u has %s than others of its communicator of %u ranks: all of its calls stay with NCCL",
         cause->rank,
         cause->reason == -EINVAL ? "other LOONGCOMM_ settings" : "another version of loongcomm",
@@ -286,7 +292,8 @@ static void take_notice(struct lc_room *room, const struct lc_cause *cause)
     if (cause->reason != -ETIMEDOUT)
         set_error(room, cause->rank, cause->reason);
     else if (cause->rank != room->mine.rank)
-        lc_warn(
+        lc_say(
+            LC_LOG_WARN,
             "rank %u can no longer be reached out of band; communication goes on without watching it",
             cause->rank);
 }

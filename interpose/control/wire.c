@@ -18,7 +18,8 @@ _Static_assert(sizeof(struct lc_record) == 16 + 16 + 64 + 16, "no padding on the
 _Static_assert(sizeof(struct lc_join) == 24 + sizeof(struct lc_record), "no padding on the wire");
 _Static_assert(sizeof(struct lc_offer) == 32 && sizeof(struct lc_wanted) == 32,
                "no padding on the wire");
-_Static_assert(sizeof(struct lc_complete) == 16 && sizeof(struct lc_ask) == 24 && sizeof(struct lc_cause) == 8,
+_Static_assert(sizeof(struct lc_complete) == 16 && sizeof(struct lc_ask) == 24 &&
+                   sizeof(struct lc_cause) == 8,
                "no padding on the wire");
 _Static_assert(sizeof(struct lc_state) == 40 && sizeof(struct lc_missing) == 32 &&
                    sizeof(struct lc_finding) == 40 + 3 * sizeof(struct lc_note),
@@ -273,7 +274,7 @@ int lc_conn_read(struct lc_conn *conn, size_t limit)
     got = recvmsg(conn->fd, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (got < 0)
         return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? -EAGAIN
-                                                                              : trouble(conn, errno);
+                                                                         : trouble(conn, errno);
     if (conn->is_unix)
         take_fds(conn, &msg);
     if (got == 0)

@@ -731,6 +731,93 @@ static void an_abort_sets_the_callers_word_too(uint32_t rank)
     lc_room_release(room);
 }
 
+static int state_of(struct lc_room *room)
+{
+    return atomic_load(&room->state);
+}
+
+/* The device's words go before the thread does. */
+static void after_an_exit_the_callers_word_is_left_alone(uint32_t rank)
+{
+    struct lc_room *room = join(rank, 2);
+    uint32_t word = 0;
+
+    WAIT_FOR(lc_room_complete(room));
+    lc_room_echo_abort(room, &word);
+    CHECK(lc_room_vote(room, 1) == 0);
+    meet(0, 2);
+    if (rank == 1)
+        lc_control_fini();
+    meet(1, 2);
+    if (rank == 0)
+        _exit(0); /* without goodbye */
+    WAIT_FOR(__atomic_load_n(lc_room_abort_word(room), __ATOMIC_ACQUIRE) == 1);
+    CHECK(__atomic_load_n(&word, __ATOMIC_SEQ_CST) == 0);
+}
+
+static void fill_stderr(void)
+{
+    char page[4096] = { 0 };
+    int ends[2];
+
+    CHECK(pipe(ends) == 0 && fcntl(ends[1], F_SETFL, O_NONBLOCK) == 0);
+    while (write(ends[1], page, sizeof(page)) > 0)
+        continue;
+    CHECK(fcntl(ends[1], F_SETFL, 0) == 0 && dup2(ends[1], STDERR_FILENO) >= 0);
+}
+
+static void a_log_that_nobody_reads_stops_nobody(uint32_t rank)
+{
+    struct lc_record mine = record_of(rank);
+    struct lc_room *room = NULL, *good = join(rank, 2);
+    enum lc_verdict verdict;
+    int64_t before;
+    int status;
+    pid_t pid;
+
+    alarm(30);
+    WAIT_FOR(lc_room_complete(good));
+    fill_stderr();
+    lc_log_set_level(LC_LOG_INFO);
+    mine.settings_hash += rank;
+    CHECK(lc_room_join_child(good, 1, 0, 2, &mine, &room) == 0);
+    WAIT_FOR(state_of(room) == NEVER); /* which is a line at both */
+    sleep_ms(50);
+    CHECK(lc_room_vote(good, 1) == 0);
+    meet(0, 2);
+    sleep_ms(50);
+    CHECK(lc_room_decide(good, 1, &verdict) == 0 && verdict == LC_VERDICT_COMMIT);
+    pid = fork();
+    if (pid == 0)
+        _exit(0);
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+    meet(1, 2);
+    lc_room_release(room);
+    lc_room_release(good);
+    before = lc_now_ns();
+    lc_control_fini();
+    CHECK(lc_now_ns() - before < 5000 * INT64_C(1000000));
+}
+
+static void end_early(int sig)
+{
+    lc_control_fini();
+    _exit(0);
+}
+
+/* A handler of the program's that ends it, while the thread that it interrupts has the lock. */
+static void an_exit_within_a_call_ends(uint32_t rank)
+{
+    struct lc_room *room = join(rank, 1);
+
+    WAIT_FOR(lc_room_complete(room));
+    CHECK(signal(SIGALRM, end_early) != SIG_ERR);
+    pthread_mutex_lock(&control.lock);
+    alarm(1);
+    sleep_ms(10000);
+    CHECK(!"ended");
+}
+
 /* ---- the watchdog ---- */
 
 static struct lc_progress progress;
@@ -966,11 +1053,6 @@ static void an_id_used_twice_harms_no_other_room(uint32_t rank)
     lc_room_release(room);
 }
 
-static int state_of(struct lc_room *room)
-{
-    return atomic_load(&room->state);
-}
-
 static void a_room_without_descriptors_harms_no_other(uint32_t rank)
 {
     struct lc_record mine = record_of(rank);
@@ -1166,8 +1248,8 @@ static void words_are_those_of_their_room(uint32_t rank)
     CHECK(lc_conn_send(&conn, LC_FRAME_SEAT, 0, NULL, 0, NULL, 0) == 0);
     CHECK(lc_conn_send_fd(&conn, LC_FRAME_WORDS, 1, fd) == 0);
     for (uint32_t room = 0; room < 2; room++)
-        CHECK(lc_conn_send(&conn, LC_FRAME_COMPLETE, room, &nothing, sizeof(nothing), NULL,
-                           0) == 0);
+        CHECK(lc_conn_send(&conn, LC_FRAME_COMPLETE, room, &nothing, sizeof(nothing), NULL, 0) ==
+              0);
     CHECK(lc_conn_flush(&conn) == 0);
     pthread_mutex_unlock(&control.lock);
     WAIT_FOR(lc_room_complete(first) && lc_room_complete(second));
@@ -1244,6 +1326,9 @@ int main(int argc, char **argv)
     RUN(strangers_get_no_descriptor, 2);
     RUN(a_false_offer_is_an_error, 2);
     RUN(an_abort_sets_the_callers_word_too, 2);
+    RUN(after_an_exit_the_callers_word_is_left_alone, 2);
+    RUN(a_log_that_nobody_reads_stops_nobody, 2);
+    RUN(an_exit_within_a_call_ends, 1);
     RUN(a_rank_that_lags_is_found_once, RANKS);
     RUN(who_differs_left_or_never_came_is_told_apart, RANKS);
     RUN(a_thousand_rooms_leave_nothing, 2);

@@ -193,6 +193,16 @@ static void hear_arbiter(struct input *in)
     control.n_hangs = 0;
 }
 
+static void drop_lines(void)
+{
+    while (control.lines) {
+        struct lc_line *next = control.lines->next;
+
+        free(control.lines);
+        control.lines = next;
+    }
+}
+
 /* A room that is complete, without an arbiter behind it. */
 static struct lc_room *lone_room(struct link *link)
 {
@@ -335,5 +345,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         (void)lc_ticket_read(id, &ticket);
         break;
     }
+    drop_lines();
     return 0;
 }
