@@ -347,7 +347,8 @@ ncclResult_t lc_agree_pair(struct lc_agree *agree, int peer, bool send, uint64_t
     enum lc_verdict verdict = LC_VERDICT_SKIP;
     int err;
 
-    if (atomic_load(&agree->aborted)) /* as for collectives: it only ends voting */
+    if (atomic_load(&agree->aborted) ||
+        agree->withheld) /* as for collectives: it only ends voting */
         return ncclSuccess;
     agree->paired = true;
     err = lc_room_decide_pair(agree->room, send ? mine : other, send ? other : mine, index,
@@ -360,7 +361,11 @@ ncclResult_t lc_agree_pair(struct lc_agree *agree, int peer, bool send, uint64_t
 
 bool lc_agree_withhold(struct lc_agree *agree)
 {
+    bool was = agree->withheld;
+
     agree->withheld = !agree->voted && !agree->paired;
+    if (agree->withheld && !was)
+        lc_room_withhold(agree->room);
     return agree->withheld;
 }
 

@@ -177,6 +177,8 @@ static bool is_set_up(struct lc_comm *comm, cudaStream_t stream)
     if (comm->no_setup)
         lc_peers_refuse(lc_agree_room(comm->agree));
     comm->set_up = !comm->no_setup && has_tried_rings(comm, device) && has_sides(comm, stream);
+    if (comm->no_setup)
+        (void)lc_agree_withhold(comm->agree);
     return comm->set_up;
 }
 

@@ -242,6 +242,18 @@ static struct seat *find_seat(struct client *client, uint32_t id)
     return NULL;
 }
 
+/* Nobody has to ask any more what such a rank has a part in. False: it has voted. */
+static bool withhold(struct hosted *hosted, uint32_t rank)
+{
+    const struct lc_cause cause = { rank, 0 };
+
+    if (!lc_words_withhold(hosted->words, rank))
+        return false;
+    if (hosted->complete)
+        tell_all(hosted, LC_FRAME_WITHHELD, &cause, sizeof(cause));
+    return true;
+}
+
 /* A seat is given back, in order (reason 0) or not; the last one frees the room. One that has not voted, and now never
  * will, leaves nobody waiting for anything of ours: what becomes of the communicator is NCCL's matter then. */
 static void leave(struct seat *seat, int reason)
@@ -256,7 +268,7 @@ static void leave(struct seat *seat, int reason)
     say_refused(hosted);
     hosted->seats[seat->record.rank] = NULL;
     hosted->left++;
-    if (reason && !lc_words_withhold(hosted->words, seat->record.rank)) {
+    if (reason && !withhold(hosted, seat->record.rank)) {
         struct lc_cause cause = { seat->record.rank, reason };
 
         tell_all(hosted, LC_FRAME_NOTICE, &cause, sizeof(cause));
@@ -441,6 +453,7 @@ static int handle_seated(struct client *client, const struct lc_frame *head,
         return lc_words_vote(seat->hosted->words, seat->record.rank, number.value) == -EINVAL
                    ? -EPROTO
                    : 0;
+    case LC_FRAME_WITHHOLD: (void)withhold(seat->hosted, seat->record.rank); return 0;
     case LC_FRAME_ASK: return answer(seat, body);
     case LC_FRAME_POST: return post(seat, head, body);
     case LC_FRAME_ABORT:

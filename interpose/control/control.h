@@ -88,6 +88,9 @@ uint64_t lc_room_capabilities(struct lc_room *room);
 /* Votes once; `from` as above. Later calls are -EALREADY. */
 int lc_room_vote(struct lc_room *room, uint64_t from);
 
+/* This rank will never vote, nor for a pair, which it has not done yet: the others need not ask. */
+void lc_room_withhold(struct lc_room *room);
+
 /* At epoch `index`, only after the own vote with from <= index: decides or obeys. *out is valid on 0. Any failure
  * (arbiter gone, deadline passed) is final for the communicator: the caller reports a communicator error and must
  * not fall back, since others may have committed. */

@@ -111,6 +111,8 @@ struct lc_room {
     atomic_uint_fast64_t error; /* 0, then rank << 32 | errno; written once, under the lock */
     atomic_uint_fast64_t voted; /* 0, then the vote; written once, under the lock */
     _Atomic bool voted_pair;    /* for some pair; set by the thread that asks, read by any */
+    _Atomic bool *withheld;     /* by rank: will never vote; set under the lock */
+    _Atomic bool never;         /* some rank will not */
     atomic_int abort_wanted;    /* 0, then the caller's reason; taken by the control thread */
     _Atomic(uint32_t *) echo;   /* set beside abort_word; NULL: nothing. By lc_room_echo_abort */
 

@@ -298,6 +298,16 @@ static void take_notice(struct lc_room *room, const struct lc_cause *cause)
             cause->rank);
 }
 
+/* Of a seat that was given up, too. */
+static int take_withheld(struct lc_room *room, const struct lc_cause *cause)
+{
+    if (cause->rank >= room->nranks || cause->reason != 0)
+        return -EPROTO;
+    atomic_store(&room->withheld[cause->rank], true);
+    atomic_store(&room->never, true);
+    return 0;
+}
+
 static void take_complete(struct lc_room *room, const unsigned char *body)
 {
     struct lc_complete complete;
@@ -349,6 +359,7 @@ static int handle(struct link *link, const struct lc_frame *head, const unsigned
         take_notice(room, &cause);
         return 0;
     case LC_FRAME_COMPLETE: take_complete(room, body); return 0;
+    case LC_FRAME_WITHHELD: return take_withheld(room, &cause);
     case LC_FRAME_ANSWER:
         room->answer = number.value;
         room->answered = true;
@@ -558,6 +569,19 @@ void lc_member_forked(void)
 
 /* ---- rooms ---- */
 
+static void free_parts(struct lc_room *room)
+{
+    for (uint32_t r = 0; room->records && r < room->nranks; r++)
+        free(room->records[r]);
+    free(room->records);
+    free(room->withheld);
+    for (struct blob *b = room->blobs, *next; b; b = next) {
+        next = b->next;
+        free(b);
+    }
+    free(room);
+}
+
 static int join(struct link *link, const unsigned char key[LC_KEY_BYTES], uint32_t nranks,
                 const struct lc_record *mine, struct lc_room **out)
 {
@@ -568,8 +592,9 @@ static int join(struct link *link, const unsigned char key[LC_KEY_BYTES], uint32
     if (!room)
         return -ENOMEM;
     room->records = calloc(nranks, sizeof(struct lc_record *));
-    if (!room->records) {
-        free(room);
+    room->withheld = calloc(nranks, sizeof(*room->withheld));
+    if (!room->records || !room->withheld) {
+        free_parts(room);
         return -ENOMEM;
     }
     room->pid = getpid();
@@ -582,8 +607,7 @@ static int join(struct link *link, const unsigned char key[LC_KEY_BYTES], uint32
     said.record.host[sizeof(said.record.host) - 1] = '\0';
     err = lc_conn_send(&link->conn, LC_FRAME_JOIN, room->id, &said, sizeof(said), NULL, 0);
     if (err) {
-        free(room->records);
-        free(room);
+        free_parts(room);
         return err;
     }
     room->link = link;
@@ -716,6 +740,18 @@ int lc_room_vote(struct lc_room *room, uint64_t from)
     return err;
 }
 
+/* The arbiter writes the word, too, where it is mapped. */
+void lc_room_withhold(struct lc_room *room)
+{
+    if (!lc_room_complete(room) || room->pid != getpid())
+        return;
+    pthread_mutex_lock(&control.lock);
+    if (room->link && !room->abort_told)
+        (void)lc_conn_send(&room->link->conn, LC_FRAME_WITHHOLD, room->id, NULL, 0, NULL, 0);
+    lc_control_wake();
+    pthread_mutex_unlock(&control.lock);
+}
+
 /* With the lock held. One question of a room at a time: its calls are serialised. */
 static int ask(struct lc_room *room, const struct lc_ask *question, enum lc_verdict *out)
 {
@@ -761,10 +797,12 @@ int lc_room_decide(struct lc_room *room, uint64_t index, enum lc_verdict *out)
 
     if (!voted || voted > index || !lc_is_epoch(index) || room->pid != getpid())
         return -EINVAL;
-    if (!room->words)
-        return decide_by_arbiter(room, &question, out);
-    *out = lc_words_decide(room->words, index);
-    return 0;
+    if (room->words) {
+        *out = lc_words_decide(room->words, index);
+        return 0;
+    }
+    *out = LC_VERDICT_SKIP;
+    return atomic_load(&room->never) ? 0 : decide_by_arbiter(room, &question, out);
 }
 
 int lc_room_vote_change(struct lc_room *room, uint32_t change, uint64_t from)
@@ -794,8 +832,12 @@ int lc_room_decide_pair(struct lc_room *room, uint32_t src, uint32_t dst, uint64
         room->pid != getpid())
         return -EINVAL;
     atomic_store(&room->voted_pair, true);
-    if (!room->words)
-        return decide_by_arbiter(room, &question, out);
+    if (!room->words) {
+        *out = LC_VERDICT_SKIP;
+        return atomic_load(&room->withheld[src]) || atomic_load(&room->withheld[dst])
+                   ? 0
+                   : decide_by_arbiter(room, &question, out);
+    }
     *out = lc_words_decide_pair(room->words, src, dst, by_src, index);
     return 0;
 }
@@ -911,12 +953,5 @@ void lc_room_release(struct lc_room *room)
         pthread_mutex_unlock(&control.lock);
     }
     lc_words_unmap(room->words);
-    for (uint32_t r = 0; r < room->nranks; r++)
-        free(room->records[r]);
-    free(room->records);
-    for (struct blob *b = room->blobs, *next; b; b = next) {
-        next = b->next;
-        free(b);
-    }
-    free(room);
+    free_parts(room);
 }

@@ -55,6 +55,8 @@ static const struct {
     [LC_FRAME_QUERY] = FIXED(struct lc_number),
     [LC_FRAME_WANTED] = FIXED(struct lc_wanted),
     [LC_FRAME_PASSED] = { 0,                           0                                        },
+    [LC_FRAME_WITHHOLD] = { 0,                           0                                        },
+    [LC_FRAME_WITHHELD] = FIXED(struct lc_cause),
     [LC_FRAME_FINDING] = { sizeof(struct lc_finding),
                        sizeof(struct lc_finding) + LC_MISSING_MAX * sizeof(struct lc_missing) },
 #undef FIXED

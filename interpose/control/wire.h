@@ -33,9 +33,11 @@ enum lc_frame_type {
     LC_FRAME_CLOSING,  /* arbiter: its process ends in order */
     LC_FRAME_STATE, /* how far the rank is: it has stood still too long, or was asked, or leaves */
     LC_FRAME_QUERY, /* arbiter: round; answered by STATE */
-    LC_FRAME_FINDING, /* arbiter: who has not arrived, as far as the answers tell */
-    LC_FRAME_WANTED,  /* member to member: secret of an offer; the first and last that it asks */
-    LC_FRAME_PASSED,  /* the answer: the descriptor comes with these bytes */
+    LC_FRAME_FINDING,  /* arbiter: who has not arrived, as far as the answers tell */
+    LC_FRAME_WANTED,   /* member to member: secret of an offer; the first and last that it asks */
+    LC_FRAME_PASSED,   /* the answer: the descriptor comes with these bytes */
+    LC_FRAME_WITHHOLD, /* this rank will never vote */
+    LC_FRAME_WITHHELD, /* arbiter: the same of a rank */
     LC_FRAME_TYPES,
 };
 
@@ -80,7 +82,7 @@ struct lc_complete {
     uint32_t pad;
 };
 
-/* REFUSED, NOTICE, ABORT: rank and -errno or reason. */
+/* REFUSED, NOTICE, ABORT: rank and -errno or reason. WITHHELD: rank and 0. */
 struct lc_cause {
     uint32_t rank;
     int32_t reason;

@@ -1032,6 +1032,41 @@ static void an_id_without_a_ticket_is_left_alone(uint32_t rank)
     lc_room_release(room);
 }
 
+/* Nor does anybody wait for the arbiter, where it stands still. */
+static void a_vote_that_is_withheld_is_not_asked_for(uint32_t rank)
+{
+    struct lc_room *room = join(rank, RANKS);
+    enum lc_verdict verdict = LC_VERDICT_COMMIT;
+    int64_t before;
+
+    WAIT_FOR(lc_room_complete(room));
+    if (rank == 2)
+        lc_room_withhold(room);
+    else
+        CHECK(lc_room_vote(room, 1) == 0);
+    WAIT_FOR(atomic_load(&room->never) && atomic_load(&room->withheld[2]));
+    meet(0, RANKS);
+    if (rank == 0)
+        pthread_mutex_lock(&control.lock);
+    meet(1, RANKS);
+    before = lc_now_ns();
+    if (rank == 1 || rank == 3) {
+        CHECK(lc_room_decide(room, 4, &verdict) == 0 && verdict == LC_VERDICT_SKIP);
+        verdict = LC_VERDICT_COMMIT;
+        CHECK(lc_room_decide_pair(room, rank, 2, 4, &verdict) == 0 && verdict == LC_VERDICT_SKIP);
+    }
+    CHECK(lc_now_ns() - before < 5000 * INT64_C(1000000));
+    meet(2, RANKS);
+    if (rank == 0)
+        pthread_mutex_unlock(&control.lock);
+    CHECK(lc_room_error(room, NULL) == 0);
+    meet(3, RANKS);
+    if (rank == 1 || rank == 3) /* others are asked for */
+        CHECK(lc_room_decide_pair(room, 1, 3, 1, &verdict) == 0);
+    meet(4, RANKS);
+    lc_room_release(room);
+}
+
 static void an_id_used_twice_harms_no_other_room(uint32_t rank)
 {
     struct lc_record mine = record_of(rank);
@@ -1319,6 +1354,7 @@ int main(int argc, char **argv)
     RUN(a_member_that_is_shown_out_learns_that_it_is_lost, 3);
     RUN(an_orderly_end_of_the_arbiter_is_no_error, RANKS);
     RUN(an_abort_reaches_everybody, RANKS);
+    RUN(a_vote_that_is_withheld_is_not_asked_for, RANKS);
     RUN(pairs_commit_alike, RANKS);
     RUN(children_and_blobs, RANKS);
     RUN(descriptors_go_from_member_to_member, RANKS);
