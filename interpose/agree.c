@@ -266,6 +266,11 @@ static ncclResult_t decide(struct lc_agree *agree)
     return ncclSuccess;
 }
 
+bool lc_agree_can_change(const struct lc_agree *agree)
+{
+    return lc_room_can_change(agree->room);
+}
+
 bool lc_agree_vote_change(struct lc_agree *agree, uint32_t change)
 {
     uint64_t from = lc_next_epoch(agree->count);

@@ -52,6 +52,9 @@ ncclResult_t lc_agree_next(struct lc_agree *agree, bool ready, bool *committed);
 /* Which of the later changes the collective that was counted last is behind: 0, before all. Equal at all ranks. */
 uint32_t lc_agree_generation(const struct lc_agree *agree);
 
+/* This rank may vote for later changes at all; known when it has voted, and constant. */
+bool lc_agree_can_change(const struct lc_agree *agree);
+
 /* This rank is ready for a later change (control.h): a vote, given between two collectives, and outside of groups or
  * before the communicator's first operation in one, for what a group has agreed on may be undone with it. False: it
  * cannot be given, now or ever. */

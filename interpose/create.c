@@ -177,8 +177,7 @@ static uint64_t count(const struct lc_pending *child)
     return child->stays ? 0 : creation;
 }
 
-static void undo(const struct lc_pending *child,
-                 void (*how)(struct lc_agree *parent, uint64_t set))
+static void undo(const struct lc_pending *child, void (*how)(struct lc_agree *parent, uint64_t set))
 {
     struct lc_comm *parent = get_parent(child);
 

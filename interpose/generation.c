@@ -137,7 +137,11 @@ bool lc_peers_had_too_few(struct lc_peers *peers, uint32_t generation)
 
 static uint32_t word_key(uint32_t change, enum lc_peers_word word)
 {
-    return peers_key(change, word == LC_PEERS_WISH ? KEY_WISH : KEY_ORDER);
+    static const uint32_t keys[] = { [LC_PEERS_WISH] = KEY_WISH,
+                                     [LC_PEERS_ORDER] = KEY_ORDER,
+                                     [LC_PEERS_ABLE] = KEY_ABLE };
+
+    return peers_key(change, keys[word]);
 }
 
 int lc_peers_say(struct lc_peers *peers, uint32_t change, enum lc_peers_word word, uint32_t slots)

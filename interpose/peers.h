@@ -79,6 +79,7 @@ bool lc_peers_had_too_few(struct lc_peers *peers, uint32_t generation);
 enum lc_peers_word {
     LC_PEERS_WISH,  /* slots that it would like to have */
     LC_PEERS_ORDER, /* slots that all are to have; rank 0's */
+    LC_PEERS_ABLE,  /* 1: it can take part in changes, from the first on; 2: it cannot */
 };
 int lc_peers_say(struct lc_peers *peers, uint32_t change, enum lc_peers_word word, uint32_t slots);
 int lc_peers_hear(struct lc_peers *peers, uint32_t rank, uint32_t change, enum lc_peers_word word,

@@ -13,6 +13,7 @@ enum {
     KEY_RESULT,    /* uint32_t: 1, all is well, or 0 */
     KEY_WISH,      /* uint32_t: slots; as the next one */
     KEY_ORDER,
+    KEY_ABLE, /* uint32_t, as lc_peers_word says; of the first change only */
     KEYS = 16,
 };
 

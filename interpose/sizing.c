@@ -132,6 +132,34 @@ static uint32_t decide(const struct sizing *s, uint32_t own)
     return 0;
 }
 
+static void end(const struct sizing *s)
+{
+    say_enough(s, "not all ranks share memory with the process that hosts their agreement");
+    s->state->stage = LC_SIZING_ENDED;
+}
+
+/* Rank 0 orders nothing before all have said that they can: memory for what could never be agreed on would be spent for
+ * good. What a rank can is settled with the first commit. */
+static bool all_able(const struct sizing *s)
+{
+    bool able = lc_agree_can_change(s->comm->agree);
+    uint32_t said;
+
+    if (s->rank != 0 && !s->state->asked)
+        s->state->asked = lc_peers_say(s->peers, 1, LC_PEERS_ABLE, able ? 1 : 2) == 0;
+    for (uint32_t r = 1; able && s->rank == 0 && !s->state->asked && r < s->rings->shape.ranks;
+         r++) {
+        if (lc_peers_hear(s->peers, r, 1, LC_PEERS_ABLE, &said) != 0)
+            return false; /* not yet */
+        able = said == 1;
+    }
+    if (!able)
+        end(s);
+    else if (s->rank == 0)
+        s->state->asked = true;
+    return able;
+}
+
 static void look(const struct sizing *s)
 {
     uint32_t next = s->state->change + 1, own = wish(s), slots;
@@ -140,6 +168,8 @@ static void look(const struct sizing *s)
         s->state->stage = LC_SIZING_ENDED;
         return;
     }
+    if (!all_able(s))
+        return;
     if (s->rank == 0) {
         slots = decide(s, own);
         if (slots && lc_peers_say(s->peers, next, LC_PEERS_ORDER, slots) == 0)

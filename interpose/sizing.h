@@ -35,6 +35,7 @@ struct lc_sizing {
     uint64_t calm;    /* of them since the last one that had too few slots, or the last change */
     size_t largest;   /* bytes that one has sent to one rank */
     bool wished;      /* for the next change */
+    bool asked;       /* rank 0: all can change; others: it knows what this rank can */
     bool said_enough; /* there cannot be more, and the log knows */
 };
 

@@ -96,6 +96,9 @@ void lc_room_withhold(struct lc_room *room);
  * not fall back, since others may have committed. */
 int lc_room_decide(struct lc_room *room, uint64_t index, enum lc_verdict *out);
 
+/* Of the room once it is complete: this rank has the words at hand, which changes need. */
+bool lc_room_can_change(const struct lc_room *room);
+
 /* A later change of what is committed, number 1, 2 ..., at an epoch behind the first commit: the same once more. A rank
  * votes for one when the ones before are committed, or given up by all. Only where the words are at hand, which they are
  * on the arbiter's host: -ENOTSUP elsewhere. Deciding then asks nobody and cannot fail. */

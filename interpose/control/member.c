@@ -805,6 +805,11 @@ int lc_room_decide(struct lc_room *room, uint64_t index, enum lc_verdict *out)
     return atomic_load(&room->never) ? 0 : decide_by_arbiter(room, &question, out);
 }
 
+bool lc_room_can_change(const struct lc_room *room)
+{
+    return room->words != NULL;
+}
+
 int lc_room_vote_change(struct lc_room *room, uint32_t change, uint64_t from)
 {
     if (!atomic_load(&room->voted) || room->pid != getpid())

@@ -8,7 +8,11 @@
 #include "tests/rig/test_nccl.h"
 
 #include <dirent.h>
+#include <dlfcn.h>
+#include <errno.h>
 #include <stdbool.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 
 #define ROUNDS   6     /* that a large call sends through each slot, were there one */
@@ -358,6 +362,26 @@ static int ranks_die(int n)
     return failed;
 }
 
+static bool from_far; /* this rank finds no arbiter on its host, and asks it by TCP */
+
+__attribute__((visibility("default"))) int connect(int fd, const struct sockaddr *addr,
+                                                   socklen_t length)
+{
+    static __typeof__(connect) *real;
+    const struct sockaddr_un *un = (const struct sockaddr_un *)addr;
+    static const char name[] = "loongcomm-", pass[] = "loongcomm-fd-";
+
+    if (!real)
+        real = (__typeof__(real))dlsym(RTLD_NEXT, "connect");
+    if (from_far && addr->sa_family == AF_UNIX &&
+        memcmp(un->sun_path + 1, name, sizeof(name) - 1) == 0 &&
+        memcmp(un->sun_path + 1, pass, sizeof(pass) - 1) != 0) {
+        errno = ECONNREFUSED;
+        return -1;
+    }
+    return real(fd, addr, length);
+}
+
 static int count_entries(const char *folder)
 {
     DIR *dir = opendir(folder);
@@ -381,6 +405,23 @@ static int count_segments(void)
         count += strstr(line, "loongkernels-segment") != NULL;
     fclose(file);
     return count;
+}
+
+/* A change needs the words of all ranks: no rank spends memory on one that cannot be. */
+static int one_rank_is_far(int rank, int n, void *arg)
+{
+    struct job job;
+    int before;
+
+    (void)arg;
+    from_far = rank == n - 1;
+    set_up(&job, rank, n);
+    before = count_segments();
+    until_said(&job, "share memory with the process", n, reduce_some);
+    reduce_some(&job, 240);
+    CHECK(count_segments() == before && said_count("from now on") == 0);
+    end(&job);
+    return 0;
 }
 
 /* At every moment of the change, and behind it. */
@@ -421,6 +462,7 @@ int main(int argc, char **argv)
         { "calm",   they_go_back,       "512m", "48"},
         { "graphs", graphs_keep_theirs, "512m", "0" },
         { "cap",    there_is_a_cap,     "5m",   "0" },
+        { "far",    one_rank_is_far,    "512m", "0" },
         { "unable", NULL,               "512m", "0" },
         { "end",    ends_at_any_time,   "512m", "16"},
         { "die",    NULL,               "512m", "0" },
