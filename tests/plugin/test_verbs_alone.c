@@ -8,11 +8,14 @@
 #include "plugin/net/verbs/service.h"
 #include "tests/check.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define SECOND ((int64_t)1000000000)
@@ -25,7 +28,7 @@ static atomic_int queue_pairs;
 static int posts;   /* to queue pairs, without receives */
 static int answers; /* to them, which the next polls find */
 static bool port_is_down;
-static enum ibv_wc_status status; /* of the answers */
+static enum ibv_wc_status answer; /* of the answers */
 
 static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *at, size_t size, int access)
 {
@@ -75,7 +78,7 @@ static int poll_cq(struct ibv_cq *cq, int n, struct ibv_wc *wc)
     if (!answers)
         return 0;
     answers--;
-    *wc = (struct ibv_wc){ .wr_id = LC_VERBS_SEND_ID, .status = status };
+    *wc = (struct ibv_wc){ .wr_id = LC_VERBS_SEND_ID, .status = answer };
     return 1;
 }
 
@@ -297,13 +300,13 @@ static void peer_that_is_gone_is_noticed(struct end *end)
     tick(comm, 16);
     CHECK(posts == before + 1);
     answers = 1;
-    status = IBV_WC_SUCCESS;
+    answer = IBV_WC_SUCCESS;
     tick(comm, 30);
     CHECK(posts == before + 1);
     tick(comm, 32);
     CHECK(posts == before + 2 && !comm->restart);
     answers = 1;
-    status = IBV_WC_RETRY_EXC_ERR;
+    answer = IBV_WC_RETRY_EXC_ERR;
     (void)pthread_mutex_lock(&comm->lock);
     lc_verbs_data_move(comm); /* the caller's test */
     CHECK(comm->restart && strstr(comm->why, "no answer"));
@@ -323,7 +326,7 @@ static void who_waits_asks_for_the_peer(void)
     CHECK(lc_net_verbs.reg_mr(receiver.comm, data, BYTES, LC_NET_HOST, &mr) == 0);
     recv_one(receiver.comm, data, mr);
     answers = 1;
-    status = IBV_WC_SUCCESS;
+    answer = IBV_WC_SUCCESS;
     peer_that_is_gone_is_noticed(&receiver);
     CHECK(lc_net_verbs.isend(sender.comm, data, BYTES, 0, mr, &request) == 0 && !request);
     peer_that_is_gone_is_noticed(&sender);
@@ -418,6 +421,127 @@ static void the_same_pages_are_registered_once(void)
     free(at);
 }
 
+static struct lc_net_listen *listening(struct lc_verbs_handle *handle)
+{
+    union lc_tcp_address loopback = {
+        .v4 = {.sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) }}
+    };
+    struct lc_net_listen *listen = NULL;
+
+    CHECK(lc_verbs_service_listen(&dev, &loopback, 60 * SECOND, &listen) == 0);
+    lc_verbs_service_handle(listen, handle);
+    return listen;
+}
+
+/* Both ends, which have greeted each other; without ports that is all. */
+static void connect_both(struct lc_net_listen *listen, const struct lc_verbs_handle *handle,
+                         struct lc_net_comm *ends[2])
+{
+    struct lc_deadline deadline = lc_deadline_in_ms(20000);
+    union lc_tcp_address address;
+
+    CHECK(lc_tcp_address_read(&handle->address, 0, &address) == 0);
+    ends[0] = lc_verbs_comm_new(&dev, true, -1, 60 * SECOND);
+    CHECK(ends[0]);
+    memcpy(ends[0]->token, handle->token, sizeof(handle->token));
+    (void)pthread_mutex_lock(&ends[0]->lock);
+    CHECK(lc_verbs_service_dial(ends[0], &address) == 0);
+    lc_verbs_comm_hello(ends[0]);
+    (void)pthread_mutex_unlock(&ends[0]->lock);
+    while (!(ends[1] = lc_verbs_service_incoming(listen))) {
+        CHECK(!lc_deadline_passed(deadline));
+        usleep(1000);
+    }
+}
+
+/* That a process got from this transport, or from the test. */
+static int descriptors(void)
+{
+    int n = 0;
+
+    for (int fd = 3; fd < 256; fd++) {
+        char name[64], what[64] = "";
+
+        (void)snprintf(name, sizeof(name), "/proc/self/fd/%d", fd);
+        if (readlink(name, what, sizeof(what) - 1) > 0)
+            n += strncmp(what, "socket:", 7) == 0 || strncmp(what, "anon_inode:", 11) == 0;
+    }
+    return n;
+}
+
+static int status_of(pid_t child)
+{
+    int status = -1;
+
+    CHECK(child > 0);
+    CHECK(waitpid(child, &status, 0) == child);
+    return status;
+}
+
+/* The numbers may have been given out again in the child, whose own children then have others' descriptors there. */
+static void in_child(int before)
+{
+    struct lc_net_context *ctx = NULL;
+    pid_t grandchild;
+
+    CHECK(descriptors() == before);
+    CHECK(lc_net_verbs.init(NULL, &ctx) == -ECHILD);
+    for (int fd = 3; fd < 64; fd++)
+        if (fcntl(fd, F_GETFD) < 0)
+            CHECK(dup2(0, fd) == fd);
+    grandchild = fork();
+    if (grandchild == 0) {
+        for (int fd = 3; fd < 64; fd++)
+            CHECK(fcntl(fd, F_GETFD) >= 0);
+        _exit(0);
+    }
+    CHECK(status_of(grandchild) == 0);
+    _exit(0);
+}
+
+static void a_child_holds_nothing(void)
+{
+    struct lc_verbs_handle handle;
+    struct lc_net_listen *listen;
+    struct lc_net_comm *ends[2];
+    int before = descriptors(), stranger = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    union lc_tcp_address address;
+    pid_t child;
+
+    port_is_down = true;
+    listen = listening(&handle);
+    connect_both(listen, &handle, ends);
+    CHECK(lc_tcp_address_read(&handle.address, 0, &address) == 0);
+    CHECK(connect(stranger, &address.sa, lc_tcp_address_size(&address)) == 0);
+    usleep(100000);
+    CHECK(descriptors() == before + 7); /* two ends, the stranger's, the listen, the thread's two */
+    child = fork();
+    if (child == 0)
+        in_child(before + 1);
+    CHECK(status_of(child) == 0);
+    CHECK(descriptors() == before + 7);
+    lc_verbs_service_close(ends[0]);
+    lc_verbs_service_close(ends[1]);
+    lc_verbs_service_unlisten(listen);
+    close(stranger);
+    all_is_given_back();
+}
+
+static void closing_twice_harms_nobody(void)
+{
+    struct lc_verbs_handle handle;
+    struct lc_net_listen *listen = listening(&handle);
+    struct end one = running(true), two = running(false);
+
+    finish(&one);
+    lc_verbs_service_close(one.comm);
+    lc_verbs_service_unlisten(listen);
+    lc_verbs_service_unlisten(listen);
+    CHECK(!two.comm->error);
+    finish(&two);
+    all_is_given_back();
+}
+
 static const struct {
     const char *name;
     void (*run)(void);
@@ -426,6 +550,8 @@ static const struct {
     { "done",   dereg_after_completion_harms_nobody    },
     { "probe",  who_waits_asks_for_the_peer            },
     { "barren", repairs_have_the_time_of_a_timeout     },
+    { "fork",   a_child_holds_nothing                  },
+    { "twice",  closing_twice_harms_nobody             },
     { "later",  what_is_mapped_later_is_registered_anew},
     { "once",   the_same_pages_are_registered_once     },
 };
@@ -440,6 +566,7 @@ int main(int argc, char **argv)
     lc_ibv.ibv_query_gid = query_gid;
     lc_ibv.ibv_wc_status_str = status_str;
     lc_log_set_level(LC_LOG_INFO);
+    CHECK(lc_verbs_service_prepare() == 0);
     for (int k = 1; k < argc; k++) {
         bool known = false;
 

@@ -9,8 +9,10 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -570,22 +572,87 @@ static void machines_that_are_gone_are_noticed(void)
     a_machine_that_is_gone_is_noticed(false);
 }
 
+/* A rank with a worker that outlives it: it sends from a process of its own, and is killed. */
+static void rank_with_a_worker(int handle, int worker_ends)
+{
+    struct lc_deadline deadline = lc_deadline_in_ms(WAIT_MS);
+    struct pair pair = { 0 };
+
+    CHECK(read(handle, pair.handle, sizeof(pair.handle)) == (ssize_t)sizeof(pair.handle));
+    CHECK(!net->init(&(struct lc_net_options){ .traffic_class = -1 }, &pair.ctx));
+    while (!pair.send) {
+        CHECK(!net->connect(pair.ctx, 0, pair.handle, &pair.send));
+        pause_for(deadline);
+    }
+    if (fork() == 0) {
+        char none;
+
+        (void)!read(worker_ends, &none, 1);
+        _exit(0);
+    }
+    (void)raise(SIGKILL);
+}
+
+/* Before anything else: who has a process with devices open is nobody's child. */
+static void a_rank_that_is_killed_is_missed_though_its_worker_lives(void)
+{
+    struct lc_deadline deadline = lc_deadline_in_ms(WAIT_MS);
+    struct lc_deadline soon;
+    unsigned char *bytes = memory(4096);
+    struct lc_net_request *request;
+    struct lc_net_mr *mr;
+    int handle[2], worker[2];
+    struct pair pair;
+    bool done;
+    pid_t rank;
+
+    CHECK(!pipe(handle) && !pipe(worker));
+    rank = fork();
+    CHECK(rank >= 0);
+    if (rank == 0) {
+        close(worker[1]);
+        rank_with_a_worker(handle[0], worker[0]);
+    }
+    begin(&pair);
+    CHECK(write(handle[1], pair.handle, sizeof(pair.handle)) == (ssize_t)sizeof(pair.handle));
+    while (!pair.recv) {
+        CHECK(!net->accept(pair.listen, &pair.recv));
+        pause_for(deadline);
+    }
+    CHECK(!net->reg_mr(pair.recv, bytes, 4096, LC_NET_HOST, &mr));
+    request = post_recv(&pair, bytes, 4096, 0, mr);
+    CHECK(waitpid(rank, NULL, 0) == rank);
+    soon = lc_deadline_in_ms(5000);
+    while (!net->test(request, &done, NULL))
+        pause_for(soon);
+    CHECK(!net->dereg(pair.recv, mr));
+    net->close_recv(pair.recv);
+    net->close_listen(pair.listen);
+    net->fini(pair.ctx);
+    for (int i = 0; i < 2; i++) {
+        close(handle[i]);
+        close(worker[i]);
+    }
+    free(bytes);
+}
+
 static const struct {
     const char *name;
     void (*run)(void);
 } cases[] = {
-    {"sizes",      messages_of_all_sizes_arrive          },
-    { "many",      many_messages_are_in_flight           },
-    { "tags",      a_group_of_tags_is_filled_in_any_order},
-    { "flush",     a_flush_completes                     },
-    { "long",      too_long_a_message_fails_on_both_sides},
-    { "closes",    a_peer_that_closes_is_named           },
-    { "open",      closing_with_requests_open_is_allowed },
-    { "strangers", strangers_do_not_disturb              },
-    { "ports",     ports_go_down_and_up                  },
-    { "loss",      packets_are_lost                      },
-    { "deadline",  without_any_way_both_sides_fail       },
-    { "gone",      machines_that_are_gone_are_noticed    },
+    {"sizes",      messages_of_all_sizes_arrive                           },
+    { "many",      many_messages_are_in_flight                            },
+    { "tags",      a_group_of_tags_is_filled_in_any_order                 },
+    { "flush",     a_flush_completes                                      },
+    { "long",      too_long_a_message_fails_on_both_sides                 },
+    { "closes",    a_peer_that_closes_is_named                            },
+    { "open",      closing_with_requests_open_is_allowed                  },
+    { "strangers", strangers_do_not_disturb                               },
+    { "ports",     ports_go_down_and_up                                   },
+    { "loss",      packets_are_lost                                       },
+    { "deadline",  without_any_way_both_sides_fail                        },
+    { "worker",    a_rank_that_is_killed_is_missed_though_its_worker_lives},
+    { "gone",      machines_that_are_gone_are_noticed                     },
 };
 
 int main(int argc, char **argv)

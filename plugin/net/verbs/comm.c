@@ -473,6 +473,7 @@ int lc_verbs_comm_tick(struct lc_net_comm *comm, int64_t now)
 void lc_verbs_comm_stop(struct lc_net_comm *comm)
 {
     char rest[256];
+    int fd;
 
     close_paths(comm);
     lc_verbs_data_abandon(comm);
@@ -486,16 +487,19 @@ void lc_verbs_comm_stop(struct lc_net_comm *comm)
     /* Closing with something unread resets the connection, and could take BYE away from the peer. */
     while (recv(comm->fd, rest, sizeof(rest), MSG_DONTWAIT) > 0)
         ;
-    close(comm->fd);
+    /* The number is forgotten first: a child of a fork in between must not close it twice. */
+    fd = comm->fd;
     comm->fd = -1;
+    close(fd);
 }
 
 void lc_verbs_comm_release(struct lc_net_comm *comm, const struct lc_net_mr *mr)
 {
     if (!lc_verbs_data_uses(comm, mr))
         return;
-    lc_warn_once(
-        "connection %s %s ends: memory of an open request is deregistered, as after an abort",
-        comm->sender ? "to" : "from", comm->peer);
+    if (!comm->error)
+        lc_warn_once(
+            "connection %s %s ends: memory of an open request is deregistered, as after an abort",
+            comm->sender ? "to" : "from", comm->peer);
     lc_verbs_comm_stop(comm);
 }

@@ -93,8 +93,9 @@ struct lc_net_comm {
     uint64_t ticket;             /* constant; the connecting side's name for it in the handle */
     uint64_t id;                 /* constant; 0: not in the service's care */
     struct lc_net_comm *next;    /* the service's list, guarded by its lock, as are: */
-    int refs;
-    bool offered; /* connecting, and to be found by its ticket */
+    int refs;                    /* as long as there are any, it is in the list */
+    bool closed;                 /* the owner's reference is given back */
+    bool offered;                /* connecting, and to be found by its ticket */
     int64_t offer_ends_ns;
 
     char peer[LC_TCP_ADDRESS_TEXT];
@@ -198,7 +199,7 @@ void lc_verbs_data_abandon(
     struct lc_net_comm *comm); /* its queue pairs are no more, and there will be no others */
 
 /* service.c: the thread, and the connections that it looks after. */
-void lc_verbs_service_kick(void); /* a connection wants its tick now; any lock may be held */
+void lc_verbs_service_kick(void); /* a connection wants its tick now; its lock may be held */
 void lc_verbs_service_watch(struct lc_net_comm *comm,
                             bool writable); /* of its side socket; the lock is held */
 void lc_verbs_service_unwatch(struct lc_net_comm *comm);

@@ -358,6 +358,14 @@ struct lc_verbs_device *lc_verbs_device(int dev)
     return dev >= 0 && dev < n_devices ? &devices[dev] : NULL;
 }
 
+void lc_verbs_devices_forget(void)
+{
+    for (int i = 0; i < n_nics && nics[i]; i++) {
+        close(nics[i]->context->cmd_fd);
+        close(nics[i]->context->async_fd);
+    }
+}
+
 void lc_verbs_devices_close(void)
 {
     for (int i = 0; i < n_devices; i++)

@@ -56,7 +56,9 @@ struct lc_verbs_sight {
 /* Finds the devices at the first call, whatever it finds. */
 int lc_verbs_devices(void);
 struct lc_verbs_device *lc_verbs_device(int dev); /* NULL: no such device */
-void lc_verbs_devices_close(void);                /* only when nothing of them is in use any more */
+void lc_verbs_devices_forget(
+    void); /* in the child of a fork: closes its copies of their descriptors */
+void lc_verbs_devices_close(void); /* only when nothing of them is in use any more */
 
 /* False if the port is down or has no usable address. `sight` is what was last seen, or zeros, and becomes what is seen
  * now; the address stays the same while the port has it, which also takes no descriptor to find out. */

@@ -53,24 +53,21 @@ struct lc_net_listen {
     unsigned refused;
 };
 
-/* Guarded by `lock`, but for `forked`. The order of locks: a connection's own, then this one. */
+/* Guarded by `lock`, but for `forked`. The order of locks: a connection's own, then this one. A fork waits for it, and every
+ * descriptor is made with it held and can be found from here: a child has to close them all. */
 static struct {
     pthread_mutex_t lock;
     pthread_t thread;
     bool started, stop;
     int epoll, kick;
+    int moving; /* the socket of a stranger that becomes a connection; -1: none does */
     uint64_t last_id;
     struct lc_net_comm *comms;
     struct lc_net_listen *listens;
     int64_t accept_ns; /* listens are not watched until then; 0: they are */
-} service = { .lock = PTHREAD_MUTEX_INITIALIZER, .epoll = -1, .kick = -1 };
+} service = { .lock = PTHREAD_MUTEX_INITIALIZER, .epoll = -1, .kick = -1, .moving = -1 };
 
 static bool forked; /* written in the child before it has a second thread */
-
-static void in_child(void)
-{
-    forked = true;
-}
 
 bool lc_verbs_forked(void)
 {
@@ -87,6 +84,42 @@ static void unlock(void)
     (void)pthread_mutex_unlock(&service.lock);
 }
 
+static void close_if_open(int fd)
+{
+    if (fd >= 0)
+        close(fd);
+}
+
+/* As long as a child holds a socket, or a device that queue pairs are on, the peer does not see the parent's end. A child of
+ * the child has nothing of it. */
+static void let_go(void)
+{
+    for (struct lc_net_comm *comm = service.comms; comm; comm = comm->next)
+        close_if_open(comm->fd);
+    for (struct lc_net_listen *listen = service.listens; listen; listen = listen->next) {
+        for (struct stranger *stranger = listen->strangers; stranger; stranger = stranger->next)
+            close(stranger->fd);
+        close(listen->fd);
+    }
+    close_if_open(service.moving);
+    close_if_open(service.epoll);
+    close_if_open(service.kick);
+    lc_verbs_devices_forget();
+}
+
+static void in_child(void)
+{
+    if (!forked)
+        let_go();
+    forked = true;
+    unlock();
+}
+
+int lc_verbs_service_prepare(void)
+{
+    return -pthread_atfork(lock, unlock, in_child);
+}
+
 static int watch(int op, int fd, enum kind kind, uint64_t id, uint32_t events)
 {
     struct epoll_event event = { .events = events, .data.u64 = id << 2 | kind };
@@ -98,22 +131,30 @@ void lc_verbs_service_kick(void)
 {
     const uint64_t one = 1;
 
-    /* Full means kicked already. */
-    if (write(service.kick, &one, sizeof(one)) < 0)
-        return;
+    /* Full means kicked already; the thread may have ended, but not those who kick. */
+    lock();
+    if (service.kick >= 0 && write(service.kick, &one, sizeof(one)) < 0)
+        lc_debug("the thread is kicked all the time");
+    unlock();
 }
 
 void lc_verbs_service_watch(struct lc_net_comm *comm, bool writable)
 {
-    if (comm->id && !comm->gone)
-        (void)watch(EPOLL_CTL_MOD, comm->fd, COMM, comm->id,
-                    EPOLLIN | (writable ? (uint32_t)EPOLLOUT : 0));
+    if (!comm->id || comm->gone)
+        return;
+    lock();
+    (void)watch(EPOLL_CTL_MOD, comm->fd, COMM, comm->id,
+                EPOLLIN | (writable ? (uint32_t)EPOLLOUT : 0));
+    unlock();
 }
 
 void lc_verbs_service_unwatch(struct lc_net_comm *comm)
 {
-    if (comm->id && comm->fd >= 0)
-        (void)epoll_ctl(service.epoll, EPOLL_CTL_DEL, comm->fd, NULL);
+    if (!comm->id || comm->fd < 0)
+        return;
+    lock();
+    (void)epoll_ctl(service.epoll, EPOLL_CTL_DEL, comm->fd, NULL);
+    unlock();
 }
 
 /* ---- connections ---- */
@@ -124,6 +165,13 @@ static void unref(struct lc_net_comm *comm)
 
     lock();
     last = --comm->refs == 0;
+    if (last) {
+        struct lc_net_comm **at = &service.comms;
+
+        while (*at != comm)
+            at = &(*at)->next;
+        *at = comm->next;
+    }
     unlock();
     if (last)
         lc_verbs_comm_free(comm);
@@ -136,6 +184,8 @@ static void comm_event(uint64_t id, uint32_t events)
     lock();
     for (comm = service.comms; comm && comm->id != id; comm = comm->next)
         ;
+    if (comm && comm->closed)
+        comm = NULL;
     if (comm)
         comm->refs++;
     unlock();
@@ -157,7 +207,7 @@ static struct lc_net_comm *next_comm(uint64_t after)
 
     lock();
     for (comm = service.comms; comm; comm = comm->next)
-        if (comm->id > after && (!found || comm->id < found->id))
+        if (comm->id > after && !comm->closed && (!found || comm->id < found->id))
             found = comm;
     if (found)
         found->refs++;
@@ -209,10 +259,18 @@ static void drop_stranger(struct lc_net_listen *listen, struct stranger *strange
     free(stranger);
 }
 
+static void set_options(int fd)
+{
+    int one = 1;
+
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+    (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one));
+}
+
 static void add_stranger(struct lc_net_listen *listen, int fd, const union lc_tcp_address *address)
 {
     struct stranger *stranger = calloc(1, sizeof(*stranger)), *oldest = NULL;
-    int n = 0, one = 1;
+    int n = 0;
 
     if (!stranger) {
         close(fd);
@@ -222,7 +280,7 @@ static void add_stranger(struct lc_net_listen *listen, int fd, const union lc_tc
         oldest = s;
     if (n >= MAX_STRANGERS)
         drop_stranger(listen, oldest, false);
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+    set_options(fd);
     stranger->id = ++service.last_id;
     stranger->fd = fd;
     stranger->deadline_ns = lc_now_ns() + STRANGER_MS * MS;
@@ -314,12 +372,21 @@ static int heard(uint64_t id, struct lc_net_listen *copy, struct stranger *out)
             *out = *stranger;
             fd = stranger->fd;
             (void)epoll_ctl(service.epoll, EPOLL_CTL_DEL, fd, NULL);
+            service.moving = fd;
             drop_stranger(listen, stranger, true);
         }
         break;
     }
     unlock();
     return fd;
+}
+
+static void drop_moving(void)
+{
+    lock();
+    close(service.moving);
+    service.moving = -1;
+    unlock();
 }
 
 static void stranger_event(uint64_t id)
@@ -334,14 +401,14 @@ static void stranger_event(uint64_t id)
         return;
     comm = lc_verbs_comm_new(from.dev, false, fd, from.timeout_ns);
     if (!comm) {
-        close(fd);
+        drop_moving();
         return;
     }
     memcpy(comm->peer, stranger.peer, sizeof(comm->peer));
     memcpy(comm->token, from.token, sizeof(comm->token));
     comm->traffic_class = -1;
     if (lc_verbs_service_add(comm)) {
-        close(fd);
+        drop_moving();
         lc_verbs_comm_free(comm);
         return;
     }
@@ -436,10 +503,16 @@ static void *serve(void *arg)
     }
 }
 
-/* With the lock held. */
+/* These with the lock held. */
+static void close_polls(void)
+{
+    close_if_open(service.epoll);
+    close_if_open(service.kick);
+    service.epoll = service.kick = -1;
+}
+
 static int start(void)
 {
-    static bool handler;
     int err;
 
     if (service.started)
@@ -449,9 +522,6 @@ static int start(void)
     err = service.epoll < 0 || service.kick < 0 ? -errno : 0;
     if (!err)
         err = watch(EPOLL_CTL_ADD, service.kick, KICK, 0, EPOLLIN);
-    if (!err && !handler)
-        err = -pthread_atfork(NULL, NULL, in_child);
-    handler |= !err;
     if (!err)
         err = -pthread_create(&service.thread, NULL, serve, NULL);
     if (!err) {
@@ -459,11 +529,7 @@ static int start(void)
         return 0;
     }
     lc_error("the verbs transport's thread cannot be started: %s", strerror(-err));
-    if (service.epoll >= 0)
-        close(service.epoll);
-    if (service.kick >= 0)
-        close(service.kick);
-    service.epoll = service.kick = -1;
+    close_polls();
     return err;
 }
 
@@ -481,8 +547,9 @@ __attribute__((destructor)) static void finish(void)
     if (service.started) {
         lc_verbs_service_kick();
         (void)pthread_join(service.thread, NULL);
-        close(service.epoll);
-        close(service.kick);
+        lock();
+        close_polls();
+        unlock();
     }
     /* At the end of a process connections may still be in use by threads that go on to the last. */
     if (idle)
@@ -491,41 +558,111 @@ __attribute__((destructor)) static void finish(void)
 
 /* ---- for the table ---- */
 
+/* With the lock held. */
+static int enter(struct lc_net_comm *comm)
+{
+    int err;
+
+    comm->id = ++service.last_id;
+    err = watch(EPOLL_CTL_ADD, comm->fd, COMM, comm->id,
+                EPOLLIN | (comm->connecting ? (uint32_t)EPOLLOUT : 0));
+    if (err) {
+        comm->id = 0;
+        return err;
+    }
+    comm->refs = 1;
+    comm->next = service.comms;
+    service.comms = comm;
+    return 0;
+}
+
 int lc_verbs_service_add(struct lc_net_comm *comm)
 {
     int err;
 
     lock();
     err = start();
-    if (!err) {
-        comm->id = ++service.last_id;
-        err = watch(EPOLL_CTL_ADD, comm->fd, COMM, comm->id,
-                    EPOLLIN | (comm->connecting ? (uint32_t)EPOLLOUT : 0));
-    }
-    if (err) {
-        comm->id = 0;
-    } else {
-        comm->refs = 1;
-        comm->next = service.comms;
-        service.comms = comm;
-    }
+    if (!err)
+        err = enter(comm);
+    if (!err && service.moving == comm->fd)
+        service.moving = -1;
     unlock();
     if (!err)
         lc_verbs_service_kick();
     return err;
 }
 
+static int open_socket(const union lc_tcp_address *address, bool *connecting)
+{
+    int fd = socket(address->sa.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    int err;
+
+    if (fd < 0) {
+        err = -errno;
+        lc_error("no socket: %s", strerror(-err));
+        return err;
+    }
+    set_options(fd);
+    *connecting = connect(fd, &address->sa, lc_tcp_address_size(address)) != 0;
+    if (*connecting && errno != EINPROGRESS) {
+        char text[LC_TCP_ADDRESS_TEXT];
+
+        err = errno;
+        close(fd);
+        if (lc_verbs_no_route(err))
+            return -EHOSTUNREACH;
+        lc_error("cannot connect to %s: %s", lc_tcp_address_text(address, text), strerror(err));
+        return -EREMOTEIO;
+    }
+    return fd;
+}
+
+int lc_verbs_service_dial(struct lc_net_comm *comm, const union lc_tcp_address *address)
+{
+    int err;
+
+    lock();
+    err = start();
+    if (!err)
+        comm->fd = open_socket(address, &comm->connecting);
+    if (!err && comm->fd < 0)
+        err = comm->fd;
+    if (!err)
+        err = enter(comm);
+    if (err)
+        close_if_open(comm->fd);
+    unlock();
+    if (!err)
+        lc_verbs_service_kick();
+    return err;
+}
+
+/* Takes it from its owner; false: it has been, or never was there. */
+static bool take_back(struct lc_net_comm *comm)
+{
+    struct lc_net_comm *known;
+    bool found;
+
+    lock();
+    for (known = service.comms; known && known != comm; known = known->next)
+        ;
+    found = known && !known->closed;
+    if (found) {
+        known->closed = true;
+        known->offered = false;
+    }
+    unlock();
+    return found;
+}
+
 void lc_verbs_service_close(struct lc_net_comm *comm)
 {
-    struct lc_net_comm **at;
-
     if (!comm || forked)
         return;
-    lock();
-    for (at = &service.comms; *at != comm;)
-        at = &(*at)->next;
-    *at = comm->next;
-    unlock();
+    if (!take_back(comm)) {
+        lc_warn("a connection is closed that there is not");
+        return;
+    }
     /* The thread may be at work on it, for as long as making a queue pair takes. */
     (void)pthread_mutex_lock(&comm->lock);
     lc_verbs_comm_stop(comm);
@@ -614,10 +751,11 @@ int lc_verbs_service_listen(struct lc_verbs_device *dev, const union lc_tcp_addr
         return -ENOMEM;
     made->dev = dev;
     made->timeout_ns = timeout_ns;
-    err = open_listen(made, address);
+    made->fd = -1;
     lock();
+    err = start();
     if (!err)
-        err = start();
+        err = open_listen(made, address);
     if (!err) {
         made->id = ++service.last_id;
         err = watch(EPOLL_CTL_ADD, made->fd, LISTEN, made->id, EPOLLIN);
@@ -626,14 +764,14 @@ int lc_verbs_service_listen(struct lc_verbs_device *dev, const union lc_tcp_addr
         made->next = service.listens;
         service.listens = made;
     }
+    if (err)
+        close_if_open(made->fd);
     unlock();
     if (!err) {
         *out = made;
         return 0;
     }
     lc_error("%s: cannot listen: %s", dev->name, strerror(-err));
-    if (made->fd >= 0)
-        close(made->fd);
     free(made);
     return err;
 }
@@ -652,15 +790,20 @@ void lc_verbs_service_unlisten(struct lc_net_listen *listen)
     if (!listen || forked)
         return;
     lock();
-    for (at = &service.listens; *at != listen;)
+    for (at = &service.listens; *at && *at != listen;)
         at = &(*at)->next;
+    if (!*at) {
+        unlock();
+        lc_warn("a listen is closed that there is not");
+        return;
+    }
     *at = listen->next;
-    unlock();
     while (listen->strangers)
         drop_stranger(listen, listen->strangers, false);
+    close(listen->fd);
+    unlock();
     for (int i = 0; i < listen->n_come; i++)
         lc_verbs_service_close(listen->come[i]);
-    close(listen->fd);
     free(listen);
 }
 

@@ -10,12 +10,9 @@
 #include "plugin/net/verbs/service.h"
 
 #include <errno.h>
-#include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #define NS_PER_S ((int64_t)1000000000)
 
@@ -38,7 +35,7 @@ static void configure(void)
     int n = 0;
 
     timeout_ns = (config->net_timeout ? config->net_timeout : 1) * NS_PER_S;
-    if (lc_verbs_devices() == 0 || lc_tcp_devices_find(0, &found, &n))
+    if (lc_verbs_service_prepare() || lc_verbs_devices() == 0 || lc_tcp_devices_find(0, &found, &n))
         return;
     if (n > 0) {
         side_address = found[0].address;
@@ -139,75 +136,38 @@ static int look(struct lc_net_comm *comm, bool *ready)
     return err;
 }
 
-static int open_socket(const union lc_tcp_address *address, bool *connecting)
-{
-    int fd = socket(address->sa.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    int one = 1;
-    int err;
-
-    if (fd < 0) {
-        err = -errno;
-        lc_error("no socket: %s", strerror(-err));
-        return err;
-    }
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-    (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one));
-    *connecting = connect(fd, &address->sa, lc_tcp_address_size(address)) != 0;
-    if (*connecting && errno != EINPROGRESS) {
-        char text[LC_TCP_ADDRESS_TEXT];
-
-        err = errno;
-        if (lc_verbs_no_route(err)) {
-            close(fd);
-            return -EHOSTUNREACH;
-        }
-        lc_error("cannot connect to %s: %s", lc_tcp_address_text(address, text), strerror(errno));
-        close(fd);
-        return -EREMOTEIO;
-    }
-    return fd;
-}
-
 static int begin(const struct lc_net_context *ctx, struct lc_verbs_device *device,
                  struct lc_verbs_handle *handle, struct lc_net_comm **out)
 {
     union lc_tcp_address address;
     struct lc_net_comm *comm;
-    bool connecting = false;
-    int fd, err;
+    int err;
 
     err = lc_tcp_address_read(&handle->address, side_scope, &address);
     if (err)
         return err;
-    fd = open_socket(&address, &connecting);
-    if (fd < 0)
-        return fd;
-    comm = lc_verbs_comm_new(device, true, fd, timeout_ns);
-    if (!comm) {
-        err = -ENOMEM;
-        goto close_fd;
-    }
+    comm = lc_verbs_comm_new(device, true, -1, timeout_ns);
+    if (!comm)
+        return -ENOMEM;
     (void)lc_tcp_address_text(&address, comm->peer);
     memcpy(comm->token, handle->token, sizeof(comm->token));
-    comm->connecting = connecting;
     comm->traffic_class = ctx ? ctx->traffic_class : -1;
     do {
         err = getrandom(&comm->ticket, sizeof(comm->ticket), 0) < 0 ? -errno : 0;
     } while (!err && !comm->ticket);
-    lc_verbs_comm_hello(comm);
+    (void)pthread_mutex_lock(&comm->lock);
     if (!err)
-        err = lc_verbs_service_add(comm);
-    if (err)
-        goto free_comm;
+        err = lc_verbs_service_dial(comm, &address);
+    if (!err)
+        lc_verbs_comm_hello(comm);
+    (void)pthread_mutex_unlock(&comm->lock);
+    if (err) {
+        lc_verbs_comm_free(comm);
+        return err;
+    }
     handle->ticket = comm->ticket;
     *out = comm;
     return 0;
-
-free_comm:
-    lc_verbs_comm_free(comm);
-close_fd:
-    close(fd);
-    return err;
 }
 
 /* A route that is missing for a moment ends no job. */
