@@ -11,6 +11,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -527,6 +528,28 @@ static void a_child_holds_nothing(void)
     all_is_given_back();
 }
 
+static void both_ends_are_kept_alive(void)
+{
+    struct lc_verbs_handle handle;
+    struct lc_net_listen *listen = listening(&handle);
+    struct lc_net_comm *ends[2];
+
+    port_is_down = true;
+    connect_both(listen, &handle, ends);
+    for (int i = 0; i < 2; i++) {
+        int on = 0, idle = 0;
+        socklen_t size = sizeof(on);
+
+        (void)pthread_mutex_lock(&ends[i]->lock);
+        CHECK(getsockopt(ends[i]->fd, SOL_SOCKET, SO_KEEPALIVE, &on, &size) == 0 && on);
+        CHECK(getsockopt(ends[i]->fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, &size) == 0 && idle == 60);
+        (void)pthread_mutex_unlock(&ends[i]->lock);
+        lc_verbs_service_close(ends[i]);
+    }
+    lc_verbs_service_unlisten(listen);
+    all_is_given_back();
+}
+
 static void closing_twice_harms_nobody(void)
 {
     struct lc_verbs_handle handle;
@@ -551,6 +574,7 @@ static const struct {
     { "probe",  who_waits_asks_for_the_peer            },
     { "barren", repairs_have_the_time_of_a_timeout     },
     { "fork",   a_child_holds_nothing                  },
+    { "alive",  both_ends_are_kept_alive               },
     { "twice",  closing_twice_harms_nobody             },
     { "later",  what_is_mapped_later_is_registered_anew},
     { "once",   the_same_pages_are_registered_once     },
