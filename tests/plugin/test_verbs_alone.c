@@ -14,12 +14,16 @@
 #include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #define SECOND ((int64_t)1000000000)
+#define MANY   4000
 #define BYTES  ((size_t)1 << 20)
 
 /* ---- libibverbs ---- */
@@ -565,6 +569,46 @@ static void closing_twice_harms_nobody(void)
     all_is_given_back();
 }
 
+static double processor_seconds(void)
+{
+    struct timespec time;
+
+    CHECK(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time) == 0);
+    return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
+}
+
+/* As in an all-to-all over hundreds of nodes. Nothing moves, so that they need no memory for devices. */
+static void many_connections_cost_little(void)
+{
+    struct rlimit limit;
+    double before, used;
+
+    CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    limit.rlim_cur = limit.rlim_max;
+    if (limit.rlim_max < MANY + 64 || setrlimit(RLIMIT_NOFILE, &limit))
+        exit(LC_SKIP);
+    for (int i = 0; i < MANY; i++) {
+        struct lc_net_comm *comm = calloc(1, sizeof(*comm));
+
+        CHECK(comm && pthread_mutex_init(&comm->lock, NULL) == 0);
+        comm->dev = &dev;
+        comm->fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+        CHECK(comm->fd >= 0);
+        comm->state = LC_VERBS_RUN;
+        comm->timeout_ns = 60 * SECOND;
+        comm->look_ns = INT64_MAX;
+        CHECK(lc_verbs_service_add(comm) == 0);
+    }
+    sleep(1);
+    before = processor_seconds();
+    sleep(3);
+    used = processor_seconds() - before;
+    printf("%.1f %% of a processor\n", used / 3 * 100);
+    CHECK(used < 3 * 0.05);
+    (void)fflush(stdout);
+    _exit(0); /* they are not whole */
+}
+
 static const struct {
     const char *name;
     void (*run)(void);
@@ -576,6 +620,7 @@ static const struct {
     { "fork",   a_child_holds_nothing                  },
     { "alive",  both_ends_are_kept_alive               },
     { "twice",  closing_twice_harms_nobody             },
+    { "many",   many_connections_cost_little           },
     { "later",  what_is_mapped_later_is_registered_anew},
     { "once",   the_same_pages_are_registered_once     },
 };

@@ -200,37 +200,36 @@ static void comm_event(uint64_t id, uint32_t events)
     unref(comm);
 }
 
-/* The connection behind `after` in the list, with a reference. */
-static struct lc_net_comm *next_comm(uint64_t after)
+/* The connection behind `comm` in the list, or the first, with a reference instead of that on `comm`. New ones are in front
+ * and are not met. */
+static struct lc_net_comm *next_comm(struct lc_net_comm *comm)
 {
-    struct lc_net_comm *comm, *found = NULL;
+    struct lc_net_comm *next;
 
     lock();
-    for (comm = service.comms; comm; comm = comm->next)
-        if (comm->id > after && !comm->closed && (!found || comm->id < found->id))
-            found = comm;
-    if (found)
-        found->refs++;
+    next = comm ? comm->next : service.comms;
+    while (next && next->closed)
+        next = next->next;
+    if (next)
+        next->refs++;
     unlock();
-    return found;
+    if (comm)
+        unref(comm);
+    return next;
 }
 
 /* Gives every connection its tick; returns the milliseconds until the next one is due. */
 static int tick_comms(void)
 {
-    struct lc_net_comm *comm;
-    uint64_t id = 0;
     int next = 10000;
 
-    while ((comm = next_comm(id))) {
+    for (struct lc_net_comm *comm = next_comm(NULL); comm; comm = next_comm(comm)) {
         int wants = next;
 
-        id = comm->id;
         (void)pthread_mutex_lock(&comm->lock);
         if (comm->fd >= 0)
             wants = lc_verbs_comm_tick(comm, lc_now_ns());
         (void)pthread_mutex_unlock(&comm->lock);
-        unref(comm);
         next = wants < next ? wants : next;
     }
     return next;
@@ -690,17 +689,11 @@ static void release(struct lc_net_comm *comm, const struct lc_net_mr *mr)
 
 int lc_verbs_service_dereg(struct lc_net_comm *comm, struct lc_net_mr *mr)
 {
-    struct lc_net_comm *other;
-    uint64_t id = 0;
-
     if (in_use(mr))
         release(comm, mr);
-    /* It serves every connection of the device. */
-    while (in_use(mr) && (other = next_comm(id))) {
-        id = other->id;
-        release(other, mr);
-        unref(other);
-    }
+    if (in_use(mr)) /* it serves every connection of the device */
+        for (comm = next_comm(NULL); comm; comm = next_comm(comm))
+            release(comm, mr);
     return lc_verbs_mr_close(mr);
 }
 
