@@ -285,9 +285,9 @@ static void tick(struct lc_net_comm *comm, int after)
     (void)pthread_mutex_lock(&comm->lock);
     lc_verbs_data_move(comm);
     comm->asked |= comm->sender; /* the caller tries to send all the time */
+    comm->look_ns = 0;
     (void)lc_verbs_comm_tick(comm, lc_now_ns() + after * SECOND);
-    if (comm->state == LC_VERBS_RUN)
-        comm->look_ns = 0;
+    comm->look_ns = INT64_MAX; /* the thread does not look */
     (void)pthread_mutex_unlock(&comm->lock);
 }
 
@@ -297,8 +297,9 @@ static void peer_that_is_gone_is_noticed(struct end *end)
     struct lc_net_comm *comm = end->comm;
     int before;
 
+    (void)pthread_mutex_lock(&comm->lock);
     comm->probe_ns = lc_now_ns() + 15 * SECOND;
-    comm->look_ns = 0;
+    (void)pthread_mutex_unlock(&comm->lock);
     before = posts;
     tick(comm, 14);
     CHECK(posts == before);
@@ -335,7 +336,6 @@ static void who_waits_asks_for_the_peer(void)
     peer_that_is_gone_is_noticed(&receiver);
     CHECK(lc_net_verbs.isend(sender.comm, data, BYTES, 0, mr, &request) == 0 && !request);
     peer_that_is_gone_is_noticed(&sender);
-    idle.comm->look_ns = 0;
     before = posts;
     tick(idle.comm, 100);
     CHECK(posts == before);
