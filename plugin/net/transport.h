@@ -28,9 +28,9 @@
  * connection is closed. Closing with requests open is allowed and leaves no access to their
  * buffers behind: when close_* returns nothing is read from or written to them. The same holds for
  * dereg of memory that open requests use (after an abort NCCL frees it before it closes): their
- * connection fails. A failed request
- * stays valid (and failed) until its connection is closed. After fork, the child may call
- * anything; it gets -ECHILD and harms neither the parent's connections nor its own exit. */
+ * connection fails. A failed request stays valid (and failed) until its connection is closed. After
+ * fork, the child may call anything; it gets -ECHILD and harms neither the parent's connections nor
+ * its own exit. */
 #ifndef LC_PLUGIN_NET_TRANSPORT_H
 #define LC_PLUGIN_NET_TRANSPORT_H
 
