@@ -122,21 +122,21 @@ static struct block *take_out(const void *memory)
     return out;
 }
 
-/* The device is current, so that none is made use of that the program does not use. */
+/* With the device current, if it can be, so that none is made use of that the program does not use. */
 static void release(struct block *block)
 {
     while (block) {
         const struct lc_backend *backend = block->backend;
         struct block *next = block->next;
         struct lc_guard guard;
+        bool guarded = lc_guard_begin(backend, block->device, &guard);
 
-        if (lc_guard_begin(backend, block->device, &guard)) {
-            if (block->kind == LC_MEMORY_DEVICE)
-                (void)backend->cudaFree(block->memory);
-            else
-                (void)backend->cudaFreeHost(block->memory);
+        if (block->kind == LC_MEMORY_DEVICE)
+            (void)backend->cudaFree(block->memory);
+        else
+            (void)backend->cudaFreeHost(block->memory);
+        if (guarded)
             lc_guard_end(backend, block->device, &guard);
-        }
         free(block);
         block = next;
     }

@@ -68,17 +68,17 @@ static bool free_parts(struct lc_reducer *reducer)
     return true;
 }
 
+/* Also unguarded: none of this needs a current device. */
 static bool free_if_done(struct lc_reducer *reducer)
 {
     const struct lc_backend *backend = reducer->backend;
     int device = reducer->device;
     struct lc_guard guard;
-    bool freed;
+    bool guarded = lc_guard_begin(backend, device, &guard);
+    bool freed = is_done(reducer) && free_parts(reducer);
 
-    if (!lc_guard_begin(backend, device, &guard))
-        return false;
-    freed = is_done(reducer) && free_parts(reducer);
-    lc_guard_end(backend, device, &guard);
+    if (guarded)
+        lc_guard_end(backend, device, &guard);
     return freed;
 }
 
@@ -174,9 +174,11 @@ bool lc_reducer_busy(const struct lc_reducer *reducer)
 void lc_reducer_settle(struct lc_reducer *reducer)
 {
     struct lc_guard guard;
+    bool guarded;
 
-    if (!reducer || !lc_guard_begin(reducer->backend, reducer->device, &guard))
+    if (!reducer)
         return;
+    guarded = lc_guard_begin(reducer->backend, reducer->device, &guard);
     if (is_idle(reducer)) {
         lc_peers_count(reducer->peers);
         reducer->next_captured = 0;
@@ -184,7 +186,8 @@ void lc_reducer_settle(struct lc_reducer *reducer)
         lc_warn("device %d: %zu MB of scratch are still in use and stay allocated", reducer->device,
                 reducer->bytes >> 20);
     }
-    lc_guard_end(reducer->backend, reducer->device, &guard);
+    if (guarded)
+        lc_guard_end(reducer->backend, reducer->device, &guard);
 }
 
 void lc_reducer_free(struct lc_reducer *reducer)
