@@ -233,18 +233,20 @@ static bool drop_stale(struct lc_feedback *feedback)
     return feedback->n < before;
 }
 
-/* The first gap that holds it; NULL: none. */
-static struct buffer *place(struct lc_feedback *feedback, size_t bytes)
+/* The first gap from `from` on that holds it; NULL: none. */
+static struct buffer *place(struct lc_feedback *feedback, size_t bytes, size_t from)
 {
-    size_t at = 0, i = 0;
+    size_t at = from, i = 0;
 
     if (feedback->n == BUFFERS)
         return NULL;
-    while (i < feedback->n && feedback->buffers[i].at - at < bytes) {
-        at = feedback->buffers[i].at + feedback->buffers[i].bytes;
+    while (i < feedback->n && feedback->buffers[i].at < at + bytes) {
+        size_t end = feedback->buffers[i].at + feedback->buffers[i].bytes;
+
+        at = at < end ? end : at;
         i++;
     }
-    if (bytes > feedback->bytes - at)
+    if (at > feedback->bytes || bytes > feedback->bytes - at)
         return NULL;
     memmove(&feedback->buffers[i + 1], &feedback->buffers[i],
             (feedback->n++ - i) * sizeof(struct buffer));
@@ -269,16 +271,18 @@ static bool clear(struct lc_feedback *feedback, const struct buffer *buffer,
     return true;
 }
 
-static struct buffer *place_or_say(struct lc_feedback *feedback, size_t bytes)
+static struct buffer *place_or_say(struct lc_feedback *feedback, size_t bytes,
+                                   const struct lc_span *span)
 {
-    struct buffer *buffer = place(feedback, bytes);
+    size_t from = span->capture ? feedback->touched : 0; /* what is zero already */
+    struct buffer *buffer = place(feedback, bytes, from);
 
     if (!buffer && drop_stale(feedback))
-        buffer = place(feedback, bytes);
+        buffer = place(feedback, bytes, from);
     if (!buffer)
         lc_warn_once(
-            "error feedback: no room for all buffers in LOONGCOMM_FEEDBACK_MAX (%zu MB): some go without",
-            feedback->bytes >> 20);
+            "error feedback: no room for all buffers in LOONGCOMM_FEEDBACK_MAX (%zu MB) and %d lists of them: some go without",
+            feedback->bytes >> 20, BUFFERS);
     return buffer;
 }
 
@@ -287,7 +291,7 @@ static struct buffer *make(struct lc_feedback *feedback, const struct lc_owing *
 {
     struct tensor *tensors = calloc(owing->n, sizeof(*tensors));
     struct buffer *buffer = tensors && drop_overlapped(feedback, owing)
-                                ? place_or_say(feedback, bytes)
+                                ? place_or_say(feedback, bytes, span)
                                 : NULL;
 
     if (!buffer) {

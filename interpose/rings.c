@@ -77,7 +77,7 @@ static uint64_t parts_of(const struct launch *l)
     return l->op->kind == LC_OP_REDUCE_SCATTER ? l->rings->shape.ranks : 1;
 }
 
-/* Tiles of other rings have other owners, where channels are not as many. */
+/* Tiles of other rings have other owners, where channels are not as many, and so have parts of a reduce-scatter. */
 static void narrow(struct launch *l, uint64_t elements)
 {
     struct lc_reducer *reducer = l->op->comm->reducer;
@@ -85,7 +85,7 @@ static void narrow(struct launch *l, uint64_t elements)
                               l->n,
                               parts_of(l),
                               l->redop->kind,
-                              1 + (uint64_t)l->rings->shape.channels,
+                              2 * (1 + (uint64_t)l->rings->shape.channels) + (parts_of(l) > 1),
                               parts_of(l) * elements };
 
     l->how.rounding = lc_rounding_of(reducer, &l->rng);

@@ -101,7 +101,7 @@ template <class Call> __device__ __forceinline__ uint32_t tiles_to_fence_at_once
 #pragma unroll
     for (int half = 16; half; half /= 2)
         n += __shfl_xor_sync(ALL_LANES, n, half);
-    return n <= few_tiles ? n : 0;
+    return n <= few_tiles && n <= lk_leg_slots(&c.shape(), LK_EXCHANGE) ? n : 0;
 }
 
 /* which: the role of the warp, where there is one of each. */

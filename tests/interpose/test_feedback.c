@@ -169,10 +169,13 @@ static void what_lies_across_an_older_one_ends_it(void)
 static void graphs_keep_their_residuals(void)
 {
     struct lc_reducer reducer = begin();
-    float *graph = of(&reducer, AT(0), QUARTER, true);
+    float *graph = of(&reducer, AT(0), QUARTER, true), *late;
 
     CHECK(graph && of(&reducer, AT(1), QUARTER, false));
-    CHECK(!of(&reducer, AT(1), QUARTER - 1, true)); /* its place would have to be cleared */
+    late = of(&reducer, AT(1), QUARTER - 1, true); /* where nothing has been */
+    CHECK(late == graph + 2 * (ptrdiff_t)QUARTER && cleared == 0);
+    CHECK(of(&reducer, AT(1), QUARTER - 1, false) == late);
+    CHECK(!of(&reducer, AT(3), QUARTER + 1, true)); /* the last quarter is too small */
     CHECK(of(&reducer, AT(0) + 3, QUARTER, false) != graph);
     for (int i = 2; i < 500; i++)
         CHECK(of(&reducer, AT(1 + i % 60), QUARTER - (size_t)i % 7, false) != graph);
