@@ -890,6 +890,7 @@ static void bad_arguments_are_refused(void)
     CHECK(lc_net_tcp.isend(pair.send, handle, ((size_t)1 << 40) + 1, 0, NULL, &r) == -EINVAL);
     CHECK(lc_net_tcp.reg_mr(pair.send, handle, 1, LC_NET_CUDA, &mr) == -ENOTSUP);
     CHECK(lc_net_tcp.reg_mr(pair.send, handle, 1, LC_NET_HOST, &mr) == 0);
+    CHECK(lc_net_tcp.dereg(pair.send, mr) == 0);
     pair_close(&pair);
 }
 

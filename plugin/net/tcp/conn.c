@@ -98,7 +98,10 @@ void conn_fail_locked(struct conn *conn, int code, const char *text)
     atomic_store(&conn->troubled, true);
     (void)snprintf(conn->cause, sizeof(conn->cause), "%s", text);
     /* At the end of a job processes go in any order, and nobody misses them. */
-    if (conn->acked < conn->posted)
+    if (code == -ECANCELED)
+        lc_info("%s %s over %s is given up: %s", conn->sends ? "sending to" : "receiving from",
+                conn->peer_text, devices, text);
+    else if (conn->acked < conn->posted)
         lc_warn("%s %s over %s failed: %s", conn->sends ? "sending to" : "receiving from",
                 conn->peer_text, devices, text);
     else
@@ -1028,6 +1031,14 @@ void conn_fill_bye(struct conn *conn, struct lc_tcp_frame *out)
     out->seq = conn->sends ? 0 : conn->acked;
     out->size = conn->sends ? conn->cut : 0;
     conn_unlock(conn);
+}
+
+void conn_abandon(struct conn *conn)
+{
+    for (int i = 0; i < conn->n_lanes; i++)
+        lane_abandon(&conn->lanes[i]);
+    for (int i = 0; i < conn->n_lanes; i++) /* the first that can tells the peer */
+        lane_kick(&conn->lanes[i], 1);
 }
 
 /* After this nothing reads from or writes to the caller's buffers. */

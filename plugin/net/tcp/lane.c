@@ -150,6 +150,18 @@ void lane_close(struct lane *lane)
     pthread_mutex_unlock(&lane->io);
 }
 
+/* A failed connection reads no more and fills no batch from messages, but what was begun refers to buffers. Of a batch that has
+ * gone in part the rest would have to follow before anything else. */
+void lane_abandon(struct lane *lane)
+{
+    pthread_mutex_lock(&lane->io);
+    if (lane->out_cut)
+        lane_break(lane, "given up in the middle of a batch");
+    else
+        reset(lane);
+    lane_unlock(lane);
+}
+
 bool lane_take(struct lane *lane, int fd)
 {
     int err;

@@ -17,6 +17,11 @@ struct lc_net_context {
     uint64_t comm_id;
 };
 
+/* Of one connection, whose requests name it. */
+struct lc_net_mr {
+    const struct conn *conn;
+};
+
 static struct conn *conn_of(struct lc_net_comm *comm)
 {
     return (struct conn *)comm;
@@ -359,16 +364,24 @@ static void tcp_close(struct lc_net_comm *comm)
     engine_drop();
 }
 
-/* ---- memory: the kernel copies from and to the caller's own buffers, so nothing is kept of them ---- */
+/* ---- memory: the kernel copies from and to the caller's own buffers; what is kept of them is who uses them ---- */
 
 static int tcp_reg_mr(struct lc_net_comm *comm, void *data, size_t size, int type,
                       struct lc_net_mr **out)
 {
+    struct lc_net_mr *mr;
+
     if (is_dead())
         return -ECHILD;
+    if (!comm)
+        return -EINVAL;
     if (type != LC_NET_HOST)
         return -ENOTSUP;
-    *out = NULL;
+    mr = malloc(sizeof(*mr));
+    if (!mr)
+        return -ENOMEM;
+    mr->conn = conn_of(comm);
+    *out = mr;
     return 0;
 }
 
@@ -376,11 +389,6 @@ static int tcp_reg_dmabuf(struct lc_net_comm *comm, void *data, size_t size, int
                           uint64_t offset, int fd, struct lc_net_mr **out)
 {
     return -ENOTSUP;
-}
-
-static int tcp_dereg(struct lc_net_comm *comm, struct lc_net_mr *mr)
-{
-    return 0;
 }
 
 /* ---- messages ---- */
@@ -409,7 +417,8 @@ static bool has_few(const struct conn *conn)
 }
 
 /* NULL: the window is full. */
-static struct lc_net_request *post(struct conn *conn, void *data, size_t size, int tag, int *err)
+static struct lc_net_request *post(struct conn *conn, void *data, size_t size, int tag,
+                                   const struct lc_net_mr *mr, int *err)
 {
     struct lc_net_request *r;
     bool wake = false;
@@ -432,6 +441,7 @@ static struct lc_net_request *post(struct conn *conn, void *data, size_t size, i
                                       .seq = conn->posted,
                                       .size = size,
                                       .tag = tag,
+                                      .mr = mr,
                                       .alone = alone,
                                       .lone = alone && size <= engine.keep && conn->n_used == 0,
                                       .used = true };
@@ -453,7 +463,7 @@ static struct lc_net_request *post(struct conn *conn, void *data, size_t size, i
 }
 
 static int start(struct lc_net_comm *comm, bool sends, void *data, size_t size, int tag,
-                 struct lc_net_request **out)
+                 const struct lc_net_mr *mr, struct lc_net_request **out)
 {
     struct conn *conn = conn_of(comm);
     struct lc_net_request *r;
@@ -463,7 +473,7 @@ static int start(struct lc_net_comm *comm, bool sends, void *data, size_t size, 
         return -ECHILD;
     if (!comm || conn->sends != sends || size > LC_TCP_MAX_BYTES || (!data && size))
         return -EINVAL;
-    r = post(conn, data, size, tag, &err);
+    r = post(conn, data, size, tag, mr, &err);
     if (err)
         return err;
     conn_work(conn);
@@ -474,7 +484,7 @@ static int start(struct lc_net_comm *comm, bool sends, void *data, size_t size, 
 static int tcp_isend(struct lc_net_comm *comm, void *data, size_t size, int tag,
                      struct lc_net_mr *mr, struct lc_net_request **out)
 {
-    return start(comm, true, data, size, tag, out);
+    return start(comm, true, data, size, tag, mr, out);
 }
 
 /* One buffer at a time, so that tags have nothing to choose between. */
@@ -483,7 +493,7 @@ static int tcp_irecv(struct lc_net_comm *comm, int n, void *const *data, const s
 {
     if (n != 1)
         return -EINVAL;
-    return start(comm, false, data[0], sizes[0], tags ? tags[0] : 0, out);
+    return start(comm, false, data[0], sizes[0], tags ? tags[0] : 0, mrs ? mrs[0] : NULL, out);
 }
 
 /* Host memory needs none. */
@@ -510,10 +520,16 @@ static bool is_read(const struct lc_net_request *r)
     return false;
 }
 
+/* Its buffer is the caller's again. With conn->lock held. */
+static bool is_over(const struct lc_net_request *r)
+{
+    return has_come(r) && (r->gone || !is_read(r));
+}
+
 /* With conn->lock held. */
 static bool finish(struct lc_net_request *r, size_t *sizes)
 {
-    if (!has_come(r) || (!r->gone && is_read(r)))
+    if (!is_over(r))
         return false;
     if (sizes)
         sizes[0] = r->conn->sends ? r->size : r->length;
@@ -578,6 +594,44 @@ static int tcp_test(struct lc_net_request *request, bool *done, size_t *sizes)
     if (!*done)
         err = find_loss(request);
     return err;
+}
+
+/* True: the connection has failed now, if it had not before. */
+static bool ends_with(struct conn *conn, const struct lc_net_mr *mr)
+{
+    bool used = false;
+
+    conn_lock(conn);
+    for (int i = 0; i < LC_TCP_WINDOW && conn->n_used > 0; i++) {
+        const struct lc_net_request *r = &conn->ring[i];
+
+        used |= r->used && r->mr == mr && !is_over(r);
+    }
+    if (used)
+        conn_fail_locked(conn, -ECANCELED, "memory of an open request was deregistered");
+    conn_unlock(conn);
+    return used;
+}
+
+/* After an abort, or an error, NCCL makes no further calls but for this, frees the buffers, and only then closes, while the
+ * pool would still go on for the requests that are open. */
+static int tcp_dereg(struct lc_net_comm *comm, struct lc_net_mr *mr)
+{
+    struct conn *conn = conn_of(comm);
+
+    if (is_dead())
+        return -ECHILD;
+    if (!mr)
+        return 0;
+    if (mr->conn != conn)
+        return -EINVAL;
+    if (ends_with(conn, mr)) {
+        lc_warn_once("%s %s ends: memory of an open request is deregistered, as after an abort",
+                     conn->sends ? "sending to" : "receiving from", conn->peer_text);
+        conn_abandon(conn);
+    }
+    free(mr);
+    return 0;
 }
 
 const struct lc_net_ops lc_net_tcp = {

@@ -48,7 +48,8 @@ struct lc_net_request {
     uint64_t length; /* receive: what the sender says, once known is set */
     uint64_t moved;  /* send: bytes cut into pieces; receive: bytes that have come */
     int tag;
-    bool used; /* from isend or irecv until test has said done */
+    const struct lc_net_mr *mr; /* of the caller's buffer, NULL: it said none */
+    bool used;                  /* from isend or irecv until test has said done */
     bool known;
     bool complete;
     bool gone;  /* send: one of which there is a copy, and the kernel has taken all of it */
@@ -398,6 +399,8 @@ __attribute__((format(printf, 3, 4))) void conn_fail(struct conn *conn, int code
                                                      ...);
 void conn_fail_locked(struct conn *conn, int code, const char *text);
 void conn_close(struct conn *conn);
+/* The connection has failed: when this returns nothing reads from or writes to the caller's buffers any more. */
+void conn_abandon(struct conn *conn);
 void conn_wake_lanes(struct conn *conn, const struct lane *except);
 bool conn_wake_lane(struct lane *lane); /* with conn->lock held; false: it needs no waking */
 /* The lanes of the pool, each once, those first whose threads see soonest that they are woken; their number. With conn->lock
@@ -452,6 +455,7 @@ void lane_unlock(struct lane *lane); /* lets go of io, for those who have not tr
 void lane_push(struct lane *lane);   /* writes only: what was just posted */
 void lane_break(struct lane *lane, const char *cause); /* with io held */
 void lane_close(struct lane *lane);
+void lane_abandon(struct lane *lane); /* see conn_abandon */
 /* With io held, the lane being down: it goes on with this socket. False: it cannot, for the pool would not move it; only lane
  * 0, which its caller moves, does without. Then, unless the socket is given back, lane_attach. */
 bool lane_take(struct lane *lane, int fd);
