@@ -175,6 +175,7 @@ static void accept_all(int listener, bool (*may)(void), void (*receive)(int fd))
 static void *run(void *unused)
 {
     struct turn turn = { 0 };
+    int patience;
 
     for (;;) {
         uint64_t wakes;
@@ -182,9 +183,10 @@ static void *run(void *unused)
 
         pthread_mutex_lock(&control.lock);
         gather(&turn);
+        patience = lc_member_patience_ms();
         pthread_mutex_unlock(&control.lock);
-        /* Deadlines are looked at once a second. */
-        if (poll(turn.fds, turn.count, 1000) < 0 && errno != EINTR)
+        /* Other deadlines are looked at once a second. */
+        if (poll(turn.fds, turn.count, patience) < 0 && errno != EINTR)
             (void)poll(NULL, 0, 100); /* no memory, or the program has lowered a limit below us */
         ignored = read(control.wake_fd, &wakes, sizeof(wakes));
         (void)ignored;

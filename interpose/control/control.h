@@ -125,7 +125,8 @@ void lc_room_withdraw_fd(struct lc_room *room);
  * error is final; whoever answered was a process of the same user, and what the descriptor is has to be checked. */
 int lc_room_fetch_fd(struct lc_room *room, uint32_t rank, int *out);
 
-/* A word that turns from 0 to 1, too, whenever the room's abort word is, at once: for waits that cannot read that one. It stays
+/* A word that turns from 0 to 1, too, when the room's abort word does: for waits that cannot read that one. At once with
+ * lc_room_abort; half a second later for what befalls another rank, which may have ended with all its work done. It stays
  * the caller's, who takes it back (NULL) before he frees it, while no lc_room_abort of another thread is under way. */
 void lc_room_echo_abort(struct lc_room *room, uint32_t *word);
 

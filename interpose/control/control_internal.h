@@ -23,6 +23,7 @@
 #define LC_PROBES     8     /* connections to see whether a process is there */
 #define LC_ASK_MS     30000 /* an arbiter answers within this */
 #define LC_GOODBYE_MS 200
+#define LC_CUT_MS     500    /* what a rank has sent before its end arrives within this */
 #define LC_GRACE_MS   1000   /* for that it may take so long before it has to give way to others */
 #define LC_MISSING_MS 5000   /* ranks join when NCCL has made the communicator, for all at once */
 #define LC_STRANGERS  64     /* connections without a token at once; more wait to be accepted */
@@ -114,6 +115,8 @@ struct lc_room {
     _Atomic bool *withheld;     /* by rank: will never vote; set under the lock */
     _Atomic bool never;         /* some rank will not */
     atomic_int abort_wanted;    /* 0, then the caller's reason; taken by the control thread */
+    struct lc_deadline cut_at;  /* as records; with `cut` */
+    bool cut;                   /* as records: the echo is to be set then */
     _Atomic(uint32_t *) echo;   /* set beside abort_word; NULL: nothing. By lc_room_echo_abort */
 
     /* The watchdog's (hang.c). */
@@ -268,6 +271,7 @@ void lc_arbiter_close_all(void);
 /* member.c, with the lock held */
 void lc_member_serve(struct link *link, short events); /* may free the link */
 void lc_member_expire(void);
+int lc_member_patience_ms(void); /* until it has something to do; at most a second */
 void lc_member_goodbye(void);
 bool lc_member_idle(const struct link *link);
 /* Frees the link. -ETIMEDOUT: only the network is in the way, and what has been agreed stays in force. -EPIPE: the

@@ -35,10 +35,9 @@ static void set_error(struct lc_room *room, uint32_t rank, int err)
     if (atomic_load(&room->error))
         return;
     atomic_store(&room->error, (uint64_t)rank << 32 | (uint32_t)-err);
-    if (atomic_load(&control.ended)) /* the device's words may be unmapped by now */
-        atomic_store(&room->abort_word, 1);
-    else
-        raise_abort(room);
+    atomic_store(&room->abort_word, 1);
+    room->cut = true;
+    room->cut_at = lc_deadline_in_ms(LC_CUT_MS);
 }
 
 /* ---- the connection to an arbiter ---- */
@@ -526,8 +525,42 @@ void lc_member_serve(struct link *link, short events)
         lose(link, err);
 }
 
+/* The device's words may be unmapped when the program has come to its end. */
+static void cut_late(struct lc_room *rooms)
+{
+    for (struct lc_room *r = rooms; r; r = r->next) {
+        if (!r->cut || !lc_deadline_passed(r->cut_at))
+            continue;
+        r->cut = false;
+        if (!atomic_load(&control.ended))
+            raise_abort(r);
+    }
+}
+
+static int least_patience_ms(const struct lc_room *rooms, int ms)
+{
+    for (const struct lc_room *r = rooms; r; r = r->next) {
+        int left = r->cut ? (int)lc_deadline_left_ms(r->cut_at) + 1 : ms;
+
+        ms = left < ms ? left : ms;
+    }
+    return ms;
+}
+
+int lc_member_patience_ms(void)
+{
+    int ms = least_patience_ms(control.orphans, 1000);
+
+    for (struct link *l = control.links; l; l = l->next)
+        ms = least_patience_ms(l->rooms, ms);
+    return ms;
+}
+
 void lc_member_expire(void)
 {
+    for (struct link *l = control.links; l; l = l->next)
+        cut_late(l->rooms);
+    cut_late(control.orphans);
     for (struct link *l = control.links, *next; l; l = next) {
         next = l->next;
         if ((l->connected && !l->probing) || !lc_deadline_passed(l->connect_until))
@@ -905,7 +938,7 @@ void lc_room_echo_abort(struct lc_room *room, uint32_t *word)
 {
     pthread_mutex_lock(&control.lock); /* the control thread may be about to write */
     atomic_store(&room->echo, word);
-    if (word && atomic_load(&room->abort_word))
+    if (word && atomic_load(&room->abort_word) && !room->cut)
         raise_echo(word);
     pthread_mutex_unlock(&control.lock);
 }

@@ -736,6 +736,30 @@ static int state_of(struct lc_room *room)
     return atomic_load(&room->state);
 }
 
+/* Whose last call has ended may end before the others' has. */
+static void a_peers_end_leaves_calls_the_time_to_end(uint32_t rank)
+{
+    struct lc_room *room = join(rank, 3);
+    enum lc_verdict verdict;
+    uint32_t word = 0;
+    int64_t lost;
+
+    WAIT_FOR(lc_room_complete(room));
+    lc_room_echo_abort(room, &word);
+    CHECK(lc_room_vote(room, 1) == 0 && lc_room_decide(room, 1, &verdict) == 0);
+    meet(0, 3);
+    lost = lc_now_ns();
+    if (rank == 1)
+        _exit(0); /* without goodbye */
+    WAIT_FOR(lc_room_error(room, NULL));
+    WAIT_FOR(__atomic_load_n(&word, __ATOMIC_SEQ_CST) == 1);
+    CHECK(lc_now_ns() - lost >= LC_CUT_MS * INT64_C(1000000));
+    CHECK(lc_now_ns() - lost < 20 * LC_CUT_MS * INT64_C(1000000)); /* a busy machine */
+    meet(1, 2);
+    lc_room_echo_abort(room, NULL);
+    lc_room_release(room);
+}
+
 /* The device's words go before the thread does. */
 static void after_an_exit_the_callers_word_is_left_alone(uint32_t rank)
 {
@@ -752,6 +776,7 @@ static void after_an_exit_the_callers_word_is_left_alone(uint32_t rank)
     if (rank == 0)
         _exit(0); /* without goodbye */
     WAIT_FOR(__atomic_load_n(lc_room_abort_word(room), __ATOMIC_ACQUIRE) == 1);
+    sleep_ms(2 * LC_CUT_MS);
     CHECK(__atomic_load_n(&word, __ATOMIC_SEQ_CST) == 0);
 }
 
@@ -1362,6 +1387,7 @@ int main(int argc, char **argv)
     RUN(strangers_get_no_descriptor, 2);
     RUN(a_false_offer_is_an_error, 2);
     RUN(an_abort_sets_the_callers_word_too, 2);
+    RUN(a_peers_end_leaves_calls_the_time_to_end, 3);
     RUN(after_an_exit_the_callers_word_is_left_alone, 2);
     RUN(a_log_that_nobody_reads_stops_nobody, 2);
     RUN(an_exit_within_a_call_ends, 1);
