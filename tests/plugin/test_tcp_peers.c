@@ -13,6 +13,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -149,17 +150,37 @@ static struct lc_net_comm *accept_from(struct lc_net_listen *listen)
     return comm;
 }
 
-/* The other process: connects, or listens and accepts, and waits to be killed. */
-static void be_other(int fd, bool sends)
+static unsigned char brief[8000]; /* a message that may come before its receive */
+
+static void send_brief(struct lc_net_comm *comm)
+{
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+    struct lc_net_request *r = NULL;
+    bool done = false;
+
+    while (!done) {
+        if (!r)
+            CHECK(lc_net_tcp.isend(comm, brief, sizeof(brief), 0, NULL, &r) == 0);
+        if (r)
+            CHECK(lc_net_tcp.test(r, &done, NULL) == 0);
+        CHECK(!lc_deadline_passed(end));
+    }
+}
+
+/* The other process: connects and sends so many messages, or listens and accepts, and waits to be killed. */
+static void be_other(int fd, bool sends, int messages)
 {
     unsigned char handle[LC_NET_HANDLE_BYTES];
     struct lc_net_listen *listen;
+    struct lc_net_comm *comm;
     char done = 1;
 
     begin();
     if (sends) {
         hear(fd, handle, sizeof(handle));
-        (void)connect_to(handle);
+        comm = connect_to(handle);
+        for (int i = 0; i < messages; i++)
+            send_brief(comm);
     } else {
         CHECK(lc_net_tcp.listen(ctx, 0, handle, &listen) == 0);
         say(fd, handle, sizeof(handle));
@@ -170,7 +191,7 @@ static void be_other(int fd, bool sends)
         pause();
 }
 
-static struct other start_other(bool sends)
+static struct other start_other(bool sends, int messages)
 {
     struct other other;
     int fds[2];
@@ -180,7 +201,7 @@ static struct other start_other(bool sends)
     CHECK(other.pid >= 0);
     if (other.pid == 0) {
         close(fds[0]);
-        be_other(fds[1], sends);
+        be_other(fds[1], sends, messages);
     }
     close(fds[1]);
     other.fd = fds[0];
@@ -224,9 +245,75 @@ static void keep_what_is_said(void)
     lc_log_set_sink(keep_line);
 }
 
+/* Whole messages that the system holds. */
+static int count_unread(struct lane *lane)
+{
+    int bytes = 0;
+
+    pthread_mutex_lock(&lane->io);
+    CHECK(ioctl(lane->fd, FIONREAD, &bytes) == 0);
+    lane_unlock(lane);
+    return bytes / (int)(sizeof(struct lc_tcp_frame) + sizeof(brief));
+}
+
+static int count_early(struct conn *conn)
+{
+    int n = 0;
+
+    conn_lock(conn);
+    for (int i = 0; i < LC_TCP_EARLY && conn->early; i++)
+        n += conn->early[i].full;
+    conn_unlock_unchanged(conn);
+    return n;
+}
+
+static bool take_brief(struct lc_net_comm *comm)
+{
+    static unsigned char to[sizeof(brief)];
+    struct lc_net_request *r;
+    size_t room = sizeof(to);
+    bool done = false;
+    void *at = to;
+    int tag = 0;
+
+    if (lc_net_tcp.irecv(comm, 1, &at, &room, &tag, NULL, &r) != 0)
+        return false;
+    while (!done && lc_net_tcp.test(r, &done, NULL) == 0)
+        sched_yield();
+    return done;
+}
+
+/* More than its socket holds waits for a receiver. The first that this one says meets nobody, and what it says next cannot be
+ * written, while most messages are still unread. */
+static void what_had_come_from_a_killed_peer_is_read(void)
+{
+    struct other other = start_other(true, 30);
+    unsigned char handle[LC_NET_HANDLE_BYTES];
+    struct lc_net_listen *listen;
+    struct lc_net_comm *comm;
+    int taken = 0;
+    int unread;
+    char done;
+
+    begin();
+    keep_what_is_said();
+    CHECK(lc_net_tcp.listen(ctx, 0, handle, &listen) == 0);
+    say(other.fd, handle, sizeof(handle));
+    comm = accept_from(listen);
+    hear(other.fd, &done, 1);
+    unread = count_unread(&((struct conn *)comm)->lanes[0]);
+    CHECK(unread > 2);
+    kill_other(&other);
+    while (taken < unread && take_brief(comm))
+        taken++;
+    CHECK(taken + count_early((struct conn *)comm) >= unread);
+    lc_net_tcp.close_recv(comm);
+    lc_net_tcp.fini(ctx);
+}
+
 static void a_killed_peer_is_an_error_that_names_it(bool sends)
 {
-    struct other other = start_other(!sends); /* before our threads are there */
+    struct other other = start_other(!sends, 0); /* before our threads are there */
     unsigned char handle[LC_NET_HANDLE_BYTES];
     unsigned char byte = 0;
     void *at = &byte;
@@ -500,6 +587,7 @@ int main(int argc, char **argv)
     } else if (strcmp(what, "peers") == 0) {
         a_killed_peer_is_an_error_that_names_it(true);
         a_killed_peer_is_an_error_that_names_it(false);
+        what_had_come_from_a_killed_peer_is_read();
         begin();
         keep_what_is_said();
         a_close_without_a_way_is_heard();

@@ -14,6 +14,7 @@
 #define READ_MAX       ((size_t)1 << 20) /* of one readv: bounds the time of a call */
 #define PLACES         16                /* likewise */
 #define GATHER         ((size_t)1024)    /* copying so little costs less than a list of places */
+#define UNREAD         1024              /* reads of what a dead socket still holds */
 #define PROBE_AFTER_NS ((int64_t)20 * 1000000) /* a sender that is there comes back sooner */
 
 void lane_init(struct lane *lane, struct conn *conn, int index)
@@ -430,6 +431,41 @@ static ssize_t transmit(struct lane *lane)
     return put;
 }
 
+enum standing {
+    STANDS,
+    FAILED,
+    RETIRED,
+    STUCK,
+};
+
+static enum standing look(struct lane *lane)
+{
+    struct conn *conn = lane->conn;
+    enum standing standing = STANDS;
+
+    if (!atomic_load(&lane->condemned) && !atomic_load(&conn->troubled))
+        return STANDS;
+    conn_lock(conn);
+    if (lane->up && lane->retire >= lane->epoch)
+        standing = lane->stuck ? STUCK : RETIRED;
+    else
+        atomic_store(&lane->condemned, false);
+    if (standing == STANDS && conn->error)
+        standing = FAILED;
+    conn_unlock_unchanged(conn);
+    return standing;
+}
+
+/* Nothing can be written any more, but what the peer had sent before its end may still be there to be read, and it may be unable
+ * to send it again. */
+static void end_unwritable(struct lane *lane, const char *cause)
+{
+    for (int i = 0; i < UNREAD && look(lane) == STANDS && read_some(lane) > 0; i++)
+        ;
+    if (lane->fd >= 0)
+        lane_break(lane, cause);
+}
+
 /* 1: something was written, 0: nothing to write or no room, -1: the lane is broken. */
 static int write_some(struct lane *lane)
 {
@@ -454,37 +490,12 @@ static int write_some(struct lane *lane)
     if (put < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS))
         return 0;
     if (put < 0) {
-        lane_break(lane, strerror(errno));
+        end_unwritable(lane, strerror(errno));
         return -1;
     }
     if (!atomic_load_explicit(&lane->wrote, memory_order_relaxed))
         atomic_store(&lane->wrote, true);
     return 1;
-}
-
-enum standing {
-    STANDS,
-    FAILED,
-    RETIRED,
-    STUCK,
-};
-
-static enum standing look(struct lane *lane)
-{
-    struct conn *conn = lane->conn;
-    enum standing standing = STANDS;
-
-    if (!atomic_load(&lane->condemned) && !atomic_load(&conn->troubled))
-        return STANDS;
-    conn_lock(conn);
-    if (lane->up && lane->retire >= lane->epoch)
-        standing = lane->stuck ? STUCK : RETIRED;
-    else
-        atomic_store(&lane->condemned, false);
-    if (standing == STANDS && conn->error)
-        standing = FAILED;
-    conn_unlock_unchanged(conn);
-    return standing;
 }
 
 /* True if the budget ended before the work did. */
