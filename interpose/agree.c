@@ -352,8 +352,10 @@ ncclResult_t lc_agree_pair(struct lc_agree *agree, int peer, bool send, uint64_t
     enum lc_verdict verdict = LC_VERDICT_SKIP;
     int err;
 
-    if (atomic_load(&agree->aborted) ||
-        agree->withheld) /* as for collectives: it only ends voting */
+    if (atomic_load(&agree->aborted)) /* as for collectives: it only ends voting */
+        return ncclSuccess;
+    if (agree->withheld &&
+        !agree->paired) /* a vote of pairs that has been given counts at the others */
         return ncclSuccess;
     agree->paired = true;
     err = lc_room_decide_pair(agree->room, send ? mine : other, send ? other : mine, index,

@@ -199,9 +199,34 @@ void lc_comm_put(struct lc_comm *comm)
         retire(comm);
 }
 
+struct on_device {
+    int device;
+    bool found;
+};
+
+static void look_for_device(const struct lc_comm *comm, void *arg)
+{
+    struct on_device *on = arg;
+    int device = atomic_load_explicit(&comm->device, memory_order_relaxed);
+
+    /* What has been closed stays in the table for the report. */
+    if (!atomic_load_explicit(&comm->closed, memory_order_relaxed))
+        on->found = on->found || device == on->device || device < 0;
+}
+
+/* True if a communicator is on the device, or one may be. */
+static bool somebody_is_on(int device)
+{
+    struct on_device on = { device, device < 0 };
+
+    lc_comm_each(look_for_device, &on);
+    return on.found;
+}
+
 /* Freeing memory waits for the devices: only when nothing of NCCL's can be on them. Looked at behind our own part, since
- * another thread that ends the last one finds nothing of what this one is about to give back. */
-static void free_what_is_left(void)
+ * another thread that ends the last one finds nothing of what this one is about to give back. A device without communicators
+ * may be reset, so nothing of it may be used again. */
+static void free_what_is_left(int device)
 {
     size_t spare;
 
@@ -210,6 +235,8 @@ static void free_what_is_left(void)
         lc_reducer_free_all();
         return;
     }
+    if (!somebody_is_on(device))
+        lc_pool_empty(device);
     spare = lc_pool_spare();
     if (spare)
         lc_info("%zu KB of memory are kept for later communicators", spare >> 10);
@@ -217,12 +244,27 @@ static void free_what_is_left(void)
 
 void lc_comm_end(struct lc_comm *comm)
 {
+    int device;
+
     if (!comm)
         return;
+    device = atomic_load_explicit(&comm->device, memory_order_relaxed);
     if (!lc_comm_is_aborted(comm))
         lc_reducer_settle(atomic_load_explicit(&comm->reducer, memory_order_acquire));
     lc_comm_put(comm);
-    free_what_is_left();
+    free_what_is_left(device);
+}
+
+void lc_comm_end_aborted(struct lc_comm *comm)
+{
+    int device;
+
+    if (!comm)
+        return;
+    device = atomic_load_explicit(&comm->device, memory_order_relaxed);
+    lc_comm_put(comm);
+    if (!somebody_is_on(device))
+        lc_pool_forget(device);
 }
 
 void lc_comm_end_behind_group(struct lc_comm *comm)

@@ -103,8 +103,11 @@ struct lc_comm *lc_comm_get_or_adopt(ncclComm_t handle, const struct lc_real *re
 void lc_comm_put(struct lc_comm *comm);
 
 /* By the thread that has destroyed it in order, with NCCL's part done. Waits for what it has under way itself, bounded, and
- * for nothing of others unless it was the last communicator of the process. NULL is allowed. */
+ * for nothing of others unless it was the last communicator of its device. NULL is allowed. */
 void lc_comm_end(struct lc_comm *comm);
+
+/* By the thread that has aborted it. Waits for nothing. NULL is allowed. */
+void lc_comm_end_aborted(struct lc_comm *comm);
 
 /* The same once the open group of this thread has ended: NCCL destroys its communicator only then, and until its work is
  * over a peer may end without goodbye and what waits for it must hear of that. */

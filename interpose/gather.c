@@ -1108,13 +1108,16 @@ static void break_met(const struct lc_gather *gather, ncclResult_t error)
     }
 }
 
-/* What one failure of ours has kept from being made, on whatever communicator, has no match at the peers. */
+/* What one failure of ours has kept from being made, on whatever communicator, has no match at the peers. Of one that has
+ * been revoked nothing is made at any rank, and the others of its group need not end for it. */
 static void break_all(const struct lc_gather *gather)
 {
     ncclResult_t error = ncclSuccess;
 
-    for (size_t i = 0; error == ncclSuccess && i < gather->members_n; i++)
-        error = lc_agree_error(gather->members[i]->comm->agree);
+    for (size_t i = 0; error == ncclSuccess && i < gather->members_n; i++) {
+        if (!lc_comm_is_aborted(gather->members[i]->comm))
+            error = lc_agree_error(gather->members[i]->comm->agree);
+    }
     for (size_t i = 0; error != ncclSuccess && i < gather->n; i++)
         lc_agree_break(gather->items[i].op.comm->agree, error);
 }

@@ -212,7 +212,7 @@ LC_EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm)
     tell_abort(entry);
     lc_comm_remove(comm);
     result = real->ncclCommAbort(comm);
-    lc_comm_put(entry);
+    lc_comm_end_aborted(entry);
     lc_call_leave_other(own);
     return result;
 }

@@ -101,8 +101,8 @@ size_t lc_pool_spare(void)
     return bytes;
 }
 
-/* The block of `memory`, or if that is NULL all that are spare. */
-static struct block *take_out(const void *memory)
+/* The block of `memory`, or if that is NULL all that are spare of a device, or of all. */
+static struct block *take_out(const void *memory, int device)
 {
     struct block *out = NULL;
 
@@ -110,7 +110,8 @@ static struct block *take_out(const void *memory)
     for (struct block **at = &blocks; *at;) {
         struct block *block = *at;
 
-        if (memory ? block->memory != memory : block->taken) {
+        if (memory ? block->memory != memory
+                   : block->taken || (device != LC_POOL_ALL && block->device != device)) {
             at = &block->next;
             continue;
         }
@@ -145,12 +146,24 @@ static void release(struct block *block)
 void lc_pool_drop(void *memory)
 {
     if (memory)
-        release(take_out(memory));
+        release(take_out(memory, LC_POOL_ALL));
 }
 
-void lc_pool_empty(void)
+void lc_pool_empty(int device)
 {
-    release(take_out(NULL));
+    release(take_out(NULL, device));
+}
+
+void lc_pool_forget(int device)
+{
+    struct block *block = take_out(NULL, device);
+
+    while (block) {
+        struct block *next = block->next;
+
+        free(block);
+        block = next;
+    }
 }
 
 void lc_pool_after_fork(void)

@@ -24,9 +24,14 @@ void lc_pool_give(void *memory);
 /* Bytes that have been given back and not been taken again, of both kinds and all devices. */
 size_t lc_pool_spare(void);
 
-/* Back to CUDA with one that is in use, or with all that have been given back. Waits for all work of their devices. */
+/* Back to CUDA with one that is in use, or with all of a device, or of all, that have been given back. Waits for all work of
+ * the devices. */
+#define LC_POOL_ALL (-1)
 void lc_pool_drop(void *memory);
-void lc_pool_empty(void);
+void lc_pool_empty(int device);
+
+/* What has been given back of a device is lost: it may be reset now, which nobody says. Never waits. */
+void lc_pool_forget(int device);
 
 /* In the child, which cannot use the parent's devices: it has none of this. */
 void lc_pool_after_fork(void);

@@ -218,7 +218,7 @@ void lc_reducer_free_all(void)
         list = next;
     }
     lc_reducer_free_ended();
-    lc_pool_empty();
+    lc_pool_empty(LC_POOL_ALL);
 }
 
 /* ---- order ---- */
@@ -377,8 +377,9 @@ int lc_span_record(struct lc_span *span)
     int err;
 
     if (span->capture)
-        return record_captured(span);
-    err = reducer->backend->cudaEventRecord(reducer->serial, span->stream);
+        err = record_captured(span);
+    else
+        err = reducer->backend->cudaEventRecord(reducer->serial, span->stream);
     reducer->open = err != 0;
     return err;
 }

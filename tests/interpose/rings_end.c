@@ -180,6 +180,65 @@ static int aborted_ones_give_their_room_back(int rank, int n, void *arg)
     return 0;
 }
 
+static void capture_a_sum(struct job *job)
+{
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+
+    CUDA(cudaStreamBeginCapture(job->stream, cudaStreamCaptureModeThreadLocal));
+    NCCL(ncclAllReduce(job->data, job->data, COUNT, ncclFloat32, ncclSum, job->comm, job->stream));
+    CUDA(cudaStreamEndCapture(job->stream, &graph));
+    CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    CUDA(cudaGraphLaunch(exec, job->stream));
+    CUDA(cudaStreamSynchronize(job->stream));
+    CUDA(cudaGraphExecDestroy(exec));
+    CUDA(cudaGraphDestroy(graph));
+}
+
+/* Beside one that stays, the last call of each in a graph. */
+static int captured_ones_give_their_room_back(int rank, int n, void *arg)
+{
+    struct job job = begin(rank, n);
+    ncclComm_t stays = another(rank, n);
+
+    (void)arg;
+    for (int cycle = 1; cycle <= CYCLES; cycle++) {
+        agree(&job, rank, n, cycle);
+        CHECK(said_count("slots\n") == n * cycle);
+        capture_a_sum(&job);
+        NCCL(ncclCommDestroy(job.comm));
+        job.comm = another(rank, n);
+    }
+    NCCL(ncclCommDestroy(job.comm));
+    NCCL(ncclCommDestroy(stays));
+    end(&job);
+    return 0;
+}
+
+/* A device without communicators may be reset, and memory that was there before is another one's then. */
+static int reset_between_communicators(int rank, int n, void *arg)
+{
+    struct job job = begin(rank, n);
+
+    (void)arg;
+    agree(&job, rank, n, 1);
+    for (int cycle = 2; cycle <= 4; cycle++) {
+        struct job other = { .data = NULL };
+
+        CUDA(cudaSetDevice(2 + rank));
+        other = (struct job){ .comm = another(rank, n),
+                              .stream = stream_up(),
+                              .data = device_alloc(3 * COUNT * sizeof(float)) };
+        agree(&other, rank, n, cycle);
+        NCCL(ncclCommDestroy(other.comm));
+        CUDA(cudaDeviceReset());
+    }
+    CUDA(cudaSetDevice(0));
+    NCCL(ncclCommDestroy(job.comm));
+    end(&job);
+    return 0;
+}
+
 /* LOONGCOMM_STAGING_MAX is enough for a few at a time. What the aborted ones had is used by nobody any more. */
 static int aborted_again_and_again(int rank, int n, void *arg)
 {
@@ -365,6 +424,8 @@ static const struct nccl_test tests[] = {
     NCCL_TEST(3, shrunk_away_from_one_that_hangs),
     NCCL_TEST(2, aborted_again_and_again),
     NCCL_TEST(2, aborted_ones_give_their_room_back),
+    NCCL_TEST(2, captured_ones_give_their_room_back),
+    NCCL_TEST(2, reset_between_communicators),
     NCCL_TEST(3, partly_overlapping),
     NCCL_TEST(3, too_many_ranks),
     NCCL_TEST(1, launches_that_block),

@@ -106,7 +106,7 @@ static enum lk_rounding set_up(uint64_t id, int rank, struct lk_rng *out)
     counted = 0;
     CHECK(lc_rounding_drawn(&reducer, 13, NULL) == 0);
     lc_rounding_free(&reducer);
-    lc_pool_empty();
+    lc_pool_empty(LC_POOL_ALL);
     return lc_rounding_of(&reducer, out);
 }
 
