@@ -37,18 +37,16 @@ __global__ void __launch_bounds__(R::threads, 1)
     run_exchange_cta<R>(args, pipelines, cursors, blockIdx.x, gridDim.x);
 }
 
-/* Enough for a warp for each unit of two ranks with 64 channels, and as many that copy. Each moves several tiles at once,
- * for which it has twice the registers; more ranks have more units, and messages of two tiles at most. */
-constexpr uint32_t short_ctas = 32, pair_tiles = 4;
-template <uint32_t Several> constexpr uint32_t short_threads = Several > 1 ? 256 : 512;
+/* Enough for a warp for each unit of two ranks with 64 channels, and as many that copy. */
+constexpr uint32_t short_threads = 512, short_ctas = 32;
 
-template <unsigned N, uint32_t Several>
-__global__ void __launch_bounds__(short_threads<Several>, 1)
+template <unsigned N>
+__global__ void __launch_bounds__(short_threads, 1)
     lk_exchange_short_kernel(const __grid_constant__ exchange_args<N> args)
 {
     extern __shared__ exchange_cursor cursors[];
 
-    run_short_cta<Several>(args, cursors, blockIdx.x, gridDim.x, short_threads<Several>);
+    run_short_cta(args, cursors, blockIdx.x, gridDim.x, short_threads);
 }
 
 enum kernel_number {
@@ -58,8 +56,6 @@ enum kernel_number {
     MASKED_LARGE,
     SHORT_FEW,
     SHORT_LARGE,
-    PAIR_FEW,
-    PAIR_LARGE,
     KERNELS,
 };
 
@@ -75,15 +71,8 @@ const void *kernel_of(int number)
     case MASKED_LARGE:
         return reinterpret_cast<const void *>(lk_exchange_kernel<LK_EXCHANGE_MAX, masked_warps>);
     case SHORT_FEW:
-        return reinterpret_cast<const void *>(lk_exchange_short_kernel<LK_EXCHANGE_FEW, 1>);
-    case SHORT_LARGE:
-        return reinterpret_cast<const void *>(lk_exchange_short_kernel<LK_EXCHANGE_MAX, 1>);
-    case PAIR_FEW:
-        return reinterpret_cast<const void *>(
-            lk_exchange_short_kernel<LK_EXCHANGE_FEW, pair_tiles>);
-    default:
-        return reinterpret_cast<const void *>(
-            lk_exchange_short_kernel<LK_EXCHANGE_MAX, pair_tiles>);
+        return reinterpret_cast<const void *>(lk_exchange_short_kernel<LK_EXCHANGE_FEW>);
+    default: return reinterpret_cast<const void *>(lk_exchange_short_kernel<LK_EXCHANGE_MAX>);
     }
 }
 
@@ -129,10 +118,8 @@ extern "C" int lk_run_exchange(const lk_exchange_launch *launch, void *stream)
     const lk_ring_kernel *other;
 
     if (all_short) {
-        bool pair = head.rings.shape.ranks == 2;
-
-        kernel.kernel = kernel_of((pair ? PAIR_FEW : SHORT_FEW) + (n > LK_EXCHANGE_FEW ? 1 : 0));
-        kernel.threads = pair ? short_threads<pair_tiles> : short_threads<1>;
+        kernel.kernel = kernel_of(n > LK_EXCHANGE_FEW ? SHORT_LARGE : SHORT_FEW);
+        kernel.threads = short_threads;
         return lk_launch_kernel(kernel, ctas, shared, launch, stream);
     }
     other = lk_find_variant && n <= LK_EXCHANGE_SMALL && !head.mask.rows

@@ -143,13 +143,12 @@ template <class Call, class Role> struct exchange_units {
                 return;
         }
     }
-    /* By `n` messages. */
+    /* By `n` messages, less than there are slots. */
     __device__ __forceinline__ void advance(exchange_cursor *at, uint32_t unit, uint32_t n) const
     {
         at->number += n;
         at->slot += n;
-        while (at->slot >= slots)
-            at->slot -= slots;
+        at->slot -= at->slot < slots ? 0 : slots;
         while (n && at->entry < role.end(peer_of(unit))) {
             uint32_t left = (at->tiles - 1 - at->tile) / c.shape().channels;
 

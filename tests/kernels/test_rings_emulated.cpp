@@ -349,16 +349,6 @@ struct sequence {
 
 constexpr uint32_t short_threads = 96;
 
-/* several: warps move four tiles at once, as between two ranks. Ranks need not be alike. */
-void run_short(const exchange_args<LK_EXCHANGE_MAX> &args, exchange_cursor *cursors,
-               uint32_t number, uint32_t ctas, bool several)
-{
-    if (several)
-        run_short_cta<4>(args, cursors, number, ctas, short_threads);
-    else
-        run_short_cta<1>(args, cursors, number, ctas, short_threads);
-}
-
 /* Which kernel runs a call does not matter to the other ranks: some of short messages go through that for all. */
 bool runs_short(const lk_exchange_launch *l, uint64_t seed)
 {
@@ -396,8 +386,8 @@ void run_exchanges(std::vector<sequence> *ranks, uint64_t seed,
                         while (i && s.ended[i - 1] < s.calls[i - 1]->head.ctas * s.threads[i - 1])
                             emulation::sleep_while(&s.ended[i - 1], s.ended[i - 1]);
                         if (all_short)
-                            run_short(args, c->cursors.data(), number, l->head.ctas,
-                                      (i + l->head.rings.rank) % 2 != 0);
+                            run_short_cta(args, c->cursors.data(), number, l->head.ctas,
+                                          short_threads);
                         else if (args.head.mask.rows)
                             run_exchange_cta<exchange_roles>(args, c->exchange, c->cursors.data(),
                                                              number, l->head.ctas, c->stages,
