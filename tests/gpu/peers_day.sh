@@ -4,7 +4,7 @@
 # usage: tests/gpu/peers_day.sh LOGS [BUILD]
 # What goes through memory mapped between two GPUs, what matters most first, in 5 minutes at most: builds for the GPUs at
 # hand (sm_90 unless GPU_ARCH says otherwise), checks every collective, random reductions and the job scripts of
-# tests/pytorch with LOONGCOMM_PEER=force, and measures beside NCCL: all-to-alls by share of zeros, all-reduces with both
+# tests/pytorch, also with LOONGCOMM_PEER=force, and measures beside NCCL: all-to-alls by share of zeros, all-reduces with both
 # wires and by the memory that rings begin with, small ones in graphs, a group, bf16 through NCCL, a DDP job. Where there is
 # one GPU the ranks share it under MPS, and NCCL's side goes through sockets. Logs and JSON go to the folder LOGS;
 # summary.txt has a line for each part. Ends with `N passed, N failed, N skipped`; 77 where there is no GPU.
@@ -64,7 +64,7 @@ done
 measured graph $peer -- allreduce --graph --budget 4 --sizes 8,1K,64K,1M --live 1.0
 measured group $peer $bf16 -- allreduce --tensors 500 --budget 3 --sizes 302M --live 1.0 --bits 8
 measured group-exact $peer -- allreduce --tensors 500 --budget 3 --sizes 302M --live 1.0
-row pytorch 100 $peer python3 tests/pytorch/run.py --library "$library" --ranks 2 --no-torchrun &&
+row pytorch 130 python3 tests/pytorch/run.py --library "$library" --ranks 2 --no-torchrun --peers &&
     tail -n 4 "$logs/pytorch.log"
 row ddp 70 LOONGCOMM_PEER=auto LOONGCOMM_HOSTID=one python3 perf/ddp.py --rounds 2 --steps 3 --library "$library" \
     --json "$logs/ddp.json" && tail -n 4 "$logs/ddp.log"

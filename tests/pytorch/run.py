@@ -4,7 +4,8 @@
 bit for bit. Each rank's exit report must have counted the calls that the scripts are known to make.
 
 By default all scripts run in one set of processes per rank count and variant (all.py). One script also goes
-through torchrun, and through `loongcomm run -- torchrun`. Exit code 77 where there is no GPU or no torch.
+through torchrun, and through `loongcomm run -- torchrun`. Variables LOONGCOMM_... of the environment do not reach them.
+Exit code 77 where there is no GPU or no torch.
 """
 import argparse
 import importlib.util
@@ -267,12 +268,9 @@ def check_path(outcome, path, wanted):
     return []
 
 
-def run_bf16(runner, ranks, plain):
-    """Training with bf16 on the wire: the same losses but for rounding."""
-    command = [sys.executable, os.path.join(HERE, "all.py")] + BF16_SCRIPTS
-    settings = {"LOONGCOMM_ALLREDUCE_WIRE": "bf16", "LOONGCOMM_MIN_BYTES": "1k"}
-    outcome = runner.launch("bf16_%d" % ranks, "preloaded", ranks, command, settings)
-    problems, compared, largest = list(outcome.problems), 0, 0.0
+def compare_losses(outcome, plain):
+    """(problems, number compared, largest relative difference) of training that need not be equal to the bit."""
+    problems, compared, largest = [], 0, 0.0
     for rank, scripts in sorted(outcome.records.items()):
         for name in BF16_SCRIPTS:
             ours, theirs = (one.records.get(rank, {}).get(name, {}).get("losses", []) for one in (outcome, plain))
@@ -285,11 +283,38 @@ def run_bf16(runner, ranks, plain):
                 compared += 1
                 if not error <= BF16_BOUND:
                     problems.append("rank %d: %s: loss %s, plain %s" % (rank, name, float.fromhex(a), float.fromhex(b)))
+    return problems, compared, largest
+
+
+def run_bf16(runner, ranks, plain):
+    """Training with bf16 on the wire: the same losses but for rounding."""
+    command = [sys.executable, os.path.join(HERE, "all.py")] + BF16_SCRIPTS
+    settings = {"LOONGCOMM_ALLREDUCE_WIRE": "bf16", "LOONGCOMM_MIN_BYTES": "1k"}
+    outcome = runner.launch("bf16_%d" % ranks, "preloaded", ranks, command, settings)
+    problems, compared, largest = compare_losses(outcome, plain)
+    problems = outcome.problems + problems
     if not runner.options.no_report:
         problems += check_path(outcome, "cast", True)
     print("    bf16 on the wire, %d ranks: largest relative difference of a loss %.1e (bound %.0e)" %
           (ranks, largest, BF16_BOUND))
     runner.row("set bf16 wire", ranks, outcome, compared, problems)
+
+
+def run_peers(runner, ranks, plain):
+    """All scripts through memory that the ranks map from each other: between two the bits are NCCL's, since each sum has two
+    terms; of more they are added up in another order than NCCL's."""
+    command = [sys.executable, os.path.join(HERE, "all.py")]
+    outcome = runner.launch("peers%d" % ranks, "preloaded", ranks, command, {"LOONGCOMM_PEER": "force"})
+    if ranks == 2:
+        compared, problems = differences(plain, outcome)
+    else:
+        problems, compared, largest = compare_losses(outcome, plain)
+        print("    peers, %d ranks: largest relative difference of a loss %.1e (bound %.0e)" % (ranks, largest, BF16_BOUND))
+    problems = outcome.problems + problems
+    if not runner.options.no_report:
+        problems += check_reports(outcome, ranks, EXPECTED) + check_path(outcome, "rings", True)
+        print("    peers, %d ranks: calls by path: %s" % (ranks, exit_report.read_paths(outcome.report)))
+    runner.row("set peers", ranks, outcome, compared, problems)
 
 
 def run_torchrun(runner, plain):
@@ -329,6 +354,8 @@ def parse():
     parser.add_argument("--keep", help="new folder for outputs, records and reports")
     parser.add_argument("--no-report", action="store_true", help="do not look at the exit reports")
     parser.add_argument("--no-torchrun", action="store_true")
+    parser.add_argument("--peers", action="store_true",
+                        help="one more set with LOONGCOMM_PEER=force, whose ranks must be able to map each other's memory")
     parser.add_argument("scripts", nargs="*", help="default: all")
     return parser.parse_args()
 
@@ -352,6 +379,8 @@ def main():
             plain = run_set(runner, ranks, options.scripts)
             if ranks <= 4 and not options.scripts and not plain.problems:
                 run_bf16(runner, ranks, plain)
+            if options.peers and not options.scripts and not plain.problems:
+                run_peers(runner, ranks, plain)
             if ranks == 2 and not options.no_torchrun and not options.scripts:
                 run_torchrun(runner, plain)
     finally:
