@@ -9,6 +9,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <netinet/tcp.h>
 #include <sched.h>
 #include <signal.h>
@@ -489,6 +490,47 @@ static void a_child_harms_nobody(void)
     CHECK(count_fds() == before);
 }
 
+/* By a child, whose free numbers are files of its own now: how many of them its child lacks. */
+static int lost_by_a_child(void)
+{
+    int status;
+    pid_t pid;
+
+    for (int fd = 3; fd < 200; fd++) {
+        if (fcntl(fd, F_GETFD) < 0)
+            CHECK(dup2(0, fd) == fd);
+    }
+    pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        int lost = 0;
+
+        for (int fd = 3; fd < 200; fd++)
+            lost += fcntl(fd, F_GETFD) < 0;
+        _exit(lost);
+    }
+    CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+static void a_child_of_a_child_closes_nothing(void)
+{
+    struct pair pair;
+    int status;
+    pid_t pid;
+
+    begin();
+    pair = pair_open(ctx, 0);
+    pair_stream(&pair, 20, 300000, 8, 1);
+    pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0)
+        _exit(lost_by_a_child());
+    CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    pair_close(&pair);
+    lc_net_tcp.fini(ctx);
+}
+
 /* Nor does it keep a socket that has not found its lane yet. */
 static void a_child_holds_no_dial(void)
 {
@@ -601,6 +643,7 @@ int main(int argc, char **argv)
     } else if (strcmp(what, "fork") == 0) {
         a_child_harms_nobody();
         a_child_holds_no_dial();
+        a_child_of_a_child_closes_nothing();
     } else if (strcmp(what, "limit") == 0) {
         nothing_is_left_open();
         few_descriptors_mean_fewer_sockets();

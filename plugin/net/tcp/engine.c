@@ -153,7 +153,7 @@ static void after_fork_in_parent(void)
 
 /* As long as a child holds a socket, the peer does not see the parent's end. Only close and stores: other threads may
  * have held any other lock at the fork. Where nothing ran, the child may begin by itself. */
-static void after_fork_in_child(void)
+static void leave_to_parent(void)
 {
     atomic_store(&engine.dead, engine.running);
     for (struct conn *conn = engine.conns; conn; conn = conn->next) {
@@ -174,6 +174,13 @@ static void after_fork_in_child(void)
         close(engine.wake_fd);
         close(engine.stop_fd);
     }
+}
+
+/* What a child has closed its own children must not close again: the numbers may be of other files by then. */
+static void after_fork_in_child(void)
+{
+    if (!atomic_load(&engine.dead))
+        leave_to_parent();
     pthread_mutex_unlock(&engine.lock);
     pthread_mutex_unlock(&engine.life);
 }
