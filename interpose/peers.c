@@ -647,11 +647,12 @@ static uint32_t most_with(const struct lc_peers *peers, uint32_t slots)
  * with bf16 on the wire took 537 us between two H200 over NVLink, 472 with 32 (perf/results/h200-x2-nvlink). */
 static uint32_t without_idle(const struct lc_peers *peers, uint32_t ctas)
 {
-    uint32_t channels = peers->rings.shape.channels, each;
+    uint32_t channels = peers->rings.shape.channels, each = 1;
 
     if (ctas == 0)
         return 1;
-    each = (channels + ctas - 1) / ctas;
+    while (ctas * each < channels)
+        each++;
     return (channels + each - 1) / each;
 }
 

@@ -350,6 +350,27 @@ static void json_verify(struct lc_json *json, const struct lc_ledger *ledger)
     lc_json_end(json);
 }
 
+static void json_rings(struct lc_json *json, const struct lc_ledger *ledger)
+{
+    lc_json_key(json, "rings");
+    lc_json_object(json);
+    lc_json_key(json, "bytes_written");
+    lc_json_uint(json, ledger->ring_sent);
+    lc_json_key(json, "bytes_elided");
+    lc_json_uint(json, ledger->ring_elided);
+    lc_json_key(json, "exchange_written");
+    lc_json_uint(json, ledger->exchange_sent);
+    lc_json_key(json, "exchange_elided");
+    lc_json_uint(json, ledger->exchange_elided);
+    lc_json_key(json, "memory_in_use");
+    lc_json_uint(json, ledger->ring_used);
+    lc_json_key(json, "memory_allocated");
+    lc_json_uint(json, ledger->ring_bytes);
+    lc_json_key(json, "changes");
+    lc_json_uint(json, ledger->ring_changes);
+    lc_json_end(json);
+}
+
 static void json_ledger(struct lc_json *json, const struct lc_ledger *ledger)
 {
     lc_json_key(json, "operations");
@@ -385,25 +406,8 @@ static void json_ledger(struct lc_json *json, const struct lc_ledger *ledger)
         lc_json_end(json);
     }
     lc_json_end(json);
-    if (ledger->ring_sent || ledger->ring_elided || ledger->ring_bytes) {
-        lc_json_key(json, "rings");
-        lc_json_object(json);
-        lc_json_key(json, "bytes_written");
-        lc_json_uint(json, ledger->ring_sent);
-        lc_json_key(json, "bytes_elided");
-        lc_json_uint(json, ledger->ring_elided);
-        lc_json_key(json, "exchange_written");
-        lc_json_uint(json, ledger->exchange_sent);
-        lc_json_key(json, "exchange_elided");
-        lc_json_uint(json, ledger->exchange_elided);
-        lc_json_key(json, "memory_in_use");
-        lc_json_uint(json, ledger->ring_used);
-        lc_json_key(json, "memory_allocated");
-        lc_json_uint(json, ledger->ring_bytes);
-        lc_json_key(json, "changes");
-        lc_json_uint(json, ledger->ring_changes);
-        lc_json_end(json);
-    }
+    if (ledger->ring_sent || ledger->ring_elided || ledger->ring_bytes)
+        json_rings(json, ledger);
     if (ledger->drawn) {
         lc_json_key(json, "rounded_stochastically");
         lc_json_uint(json, ledger->drawn);

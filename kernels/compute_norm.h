@@ -249,7 +249,7 @@ LK_INLINE float norm_add_part(const float *column, uint64_t stride, uint64_t row
 {
     float sum = 0;
 
-    for (uint64_t first = part; first < rows; first += LK_NORM_BATCH * LK_NORM_PARTS) {
+    for (uint64_t first = part; first < rows; first += (uint64_t)LK_NORM_BATCH * LK_NORM_PARTS) {
         float values[LK_NORM_BATCH];
 
         LK_UNROLL

@@ -826,7 +826,7 @@ static void a_log_that_nobody_reads_stops_nobody(uint32_t rank)
 
 static void end_early(int sig)
 {
-    lc_control_fini();
+    lc_control_fini(); /* what exit() calls, which programs do there. NOLINT(bugprone-signal-handler) */
     _exit(0);
 }
 

@@ -41,8 +41,11 @@ static void reduce(const struct job *job, ncclComm_t comm, int rank, int n)
         job->data[i] = (float)(rank + i % 3);
     NCCL(ncclAllReduce(job->data, job->data, COUNT, ncclFloat32, ncclSum, comm, job->stream));
     CUDA(cudaStreamSynchronize(job->stream));
-    for (int i = 0; i < COUNT; i++)
-        CHECK(job->data[i] == (float)(n * (n - 1) / 2 + n * (i % 3)));
+    for (int i = 0; i < COUNT; i++) {
+        int want = n * (n - 1) / 2 + n * (i % 3);
+
+        CHECK(job->data[i] == (float)want);
+    }
 }
 
 /* Until so many ranks have said in all that a communicator of theirs has committed. `all` ranks do this. */

@@ -200,11 +200,18 @@ static cudaError_t end_event(cudaEvent_t event)
     return cudaSuccess;
 }
 
+static cudaError_t end_stream(cudaStream_t stream)
+{
+    (void)stream;
+    return cudaSuccess;
+}
+
 /* Asked again later: nothing waits. */
 static void nothing_is_freed_while_the_device_is_at_it(void)
 {
     static const struct lc_backend busy = { .cudaEventQuery = query,
                                             .cudaEventDestroy = end_event,
+                                            .cudaStreamDestroy = end_stream,
                                             .cudaGetLastError = last_error,
                                             .lk_segment_free = unmap_segment };
     static char event, segment[4096];

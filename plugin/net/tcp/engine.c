@@ -27,6 +27,7 @@ struct engine engine = {
     .service_fd = -1,
     .wake_fd = -1,
     .stop_fd = -1,
+    .parts = 1, /* until the settings are read */
 };
 
 /* A thread that finds it taken looks again for a moment: to sleep and to be woken takes a hundred times as long as the lock
