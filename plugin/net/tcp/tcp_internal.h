@@ -476,9 +476,11 @@ bool rail_may_take(struct lane *lane);
 int64_t rail_watch(struct conn *conn, int64_t now, bool *stuck); /* when to look again */
 const char *rail_name(const struct lane *lane);
 
-/* What the thread of a lane of the pool does, which is up; with conn->lock held. */
+/* What the thread of a lane of the pool does, if one has it; with conn->lock held. */
 static inline enum doing pool_doing(const struct lane *lane)
 {
+    if (lane->mover < 0)
+        return MOVES;
     return (enum doing)atomic_load_explicit(&engine.movers[lane->mover].doing,
                                             memory_order_relaxed);
 }
