@@ -7,13 +7,14 @@
 #define NORMAL      1.4826 /* a normal distribution's deviation, in middles of what its values are off */
 #define MEDIAN      1.2533 /* how much more a median of such values is off than their mean */
 #define OWN         0.7    /* of its own noise, which few rounds overrate, a way has at least */
-#define SURE        1.5    /* deviations */
+#define SURE        1.5    /* deviations; */
+#define DOUBT       2      /* so many times that, to go by what few rounds say against a way */
 #define LOOK_ROUNDS 3      /* before anyone is dropped, in */
 #define LOOK_SHARE  0.6    /* of the time; with all that fit */
 #define EQUALS      2      /* of every round are the default and itself again */
 #define LEAST_KEPT  2      /* forced ways, however little time there is */
 #define CLOSE       1.03   /* who is not farther behind the best stays */
-#define SURE_ROUNDS 9      /* that those who stay should have */
+#define SURE_ROUNDS 9      /* that those who stay should have; fewer are few */
 #define WORTH       1.02   /* what a rule of a profile has to gain */
 #define BETTER      1.01   /* than the profile, to be measured anew */
 
@@ -109,15 +110,30 @@ double lc_ways_noise(const struct lc_ways_entrant *field, int n)
     return middle_of(off, count);
 }
 
-void lc_ways_bounds(const struct lc_ways_entrant *entrant, double noise, double *low, double *high)
+static void bounds(const struct lc_ways_entrant *entrant, double noise, double deviations,
+                   double *low, double *high)
 {
     double off[LC_WAYS_ROUNDS];
     double median = lc_ways_ratio(entrant);
     double own = OWN * middle_of(off, add_offs(entrant, off));
-    double error = 1 + SURE * MEDIAN * fmax(own, noise) / sqrt(entrant->rounds);
+    double error = 1 + deviations * MEDIAN * fmax(own, noise) / sqrt(entrant->rounds);
 
     *low = entrant->way->kind == LC_WAY_DEFAULT ? median : median / error;
     *high = entrant->way->kind == LC_WAY_DEFAULT ? median : median * error;
+}
+
+void lc_ways_bounds(const struct lc_ways_entrant *entrant, double noise, double *low, double *high)
+{
+    bounds(entrant, noise, SURE, low, high);
+}
+
+/* At best. One of twenty ways has bad luck in its first rounds, and who is out has no others. */
+static double hope(const struct lc_ways_entrant *entrant, double noise)
+{
+    double low, high;
+
+    bounds(entrant, noise, entrant->rounds < SURE_ROUNDS ? DOUBT * SURE : SURE, &low, &high);
+    return high;
 }
 
 static bool is_fixed(const struct lc_ways_entrant *entrant)
@@ -245,12 +261,8 @@ bool lc_ways_hopeless(const struct lc_ways_entrant *field, int n, const bool *in
     double noise = lc_ways_noise(field, n);
 
     for (int i = 0; i < n; i++) {
-        double low, high;
-
-        if (!in[i])
-            continue;
-        lc_ways_bounds(&field[i], noise, &low, &high);
-        if (field[i].rounds < LOOK_ROUNDS || (!is_fixed(&field[i]) && high > WORTH))
+        if (in[i] && (field[i].rounds < LOOK_ROUNDS ||
+                      (!is_fixed(&field[i]) && hope(&field[i], noise) > WORTH)))
             return false;
     }
     return true;

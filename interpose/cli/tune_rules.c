@@ -193,6 +193,49 @@ static int best_chance(const struct lc_tune_results *results, const struct lc_tu
     return best;
 }
 
+/* Of NCCL's ways, what has lost, but may have been unlucky: it may be off by twice as much as is likely. */
+static bool may_have_won(const struct lc_tune_ratio *ratio)
+{
+    return ratio && ratio->p90 * (ratio->p90 / ratio->median) > GAIN;
+}
+
+/* What surely wins at a size beside this one hardly loses here, so that it is worth a second look where it may have won. The
+ * better one of both neighbours', or -1. */
+static int neighbours_chance(const struct lc_tune_results *results,
+                             const struct lc_tune_choice *choice, int i)
+{
+    const struct lc_tune_point *point = &choice->point[i];
+    double score = 0;
+    int best = -1;
+
+    for (int k = i - 1; k <= i + 1; k += 2) {
+        const struct lc_tune_ratio *here;
+        int way;
+
+        if (k < 0 || k >= choice->n || !choice->point[k].sure || choice->place.kind != LC_TUNE_NCCL)
+            continue;
+        way = choice->point[k].way;
+        here = lc_tune_find(results, way, point->bytes);
+        if (!may_have_won(here) || here->median <= score)
+            continue;
+        best = way;
+        score = here->median;
+    }
+    return best;
+}
+
+/* Between two points that have one way, but not both surely, it is looked at, too. */
+static void reach_on(struct lc_tune_choice *choice)
+{
+    for (int i = 0; i + 1 < choice->n; i++) {
+        struct lc_tune_point *point = &choice->point[i];
+
+        if (point->next < 0 && choice->place.kind == LC_TUNE_NCCL &&
+            point->way == choice->point[i + 1].way)
+            point->next = point->way;
+    }
+}
+
 /* A way that reaches on to a neighbour is taken at the point, too, if it is as good there. */
 static int settle(const struct lc_tune_results *results, const struct lc_tune_choice *choice, int i)
 {
@@ -222,11 +265,18 @@ void lc_tune_choose(const struct lc_tune_results *results, const struct lc_tune_
 
         point->way = settle(results, out, i);
         point->sure = point->way >= 0;
+    }
+    for (int i = 0; i < out->n; i++) {
+        struct lc_tune_point *point = &out->point[i];
+
         if (!point->sure)
             point->way = best_chance(results, place, point);
+        if (point->way < 0)
+            point->way = neighbours_chance(results, out, i);
         if (point->way >= 0)
             point->won = *lc_tune_find(results, point->way, point->bytes);
     }
+    reach_on(out);
 }
 
 bool lc_tune_has_rules(const struct lc_tune_choice *choice)

@@ -320,6 +320,20 @@ class Tune(CliTest):
         self.tune_some(ratios, "--only", "nccl", again={"all-reduce 4096": (1.01, 1.0, 1.02)})
         self.assertEqual(self.rules(), ["nccl all-reduce 2 1 1024 1025 tree ll 0", "nccl all-gather 2 1 1024 4097 ring ll 1"])
 
+    def test_bad_luck_between_sizes_where_it_wins_gets_a_second_look(self):
+        whole, hole = ["1024 16385"], ["1024 1025", "16384 16385"]
+        for first, second, ranges in (((0.94, 0.87, 1.01), WIN, whole),
+                                      ((0.94, 0.87, 1.01), (1.01, 0.99, 1.03), hole),
+                                      ((0.94, 0.93, 0.97), WIN, hole)):  # that was no luck
+            self.tune_some({"nccl all-gather ring simple 1": {"1024": WIN, "4096": first, "16384": WIN, "else": WIN}},
+                           "--only", "nccl", again={"all-gather 4096": second})
+            self.assertEqual(self.rules(), ["nccl all-gather 2 1 %s ring simple 1" % r for r in ranges], (first, second))
+        # Beside one size where it surely wins, but not beside one where it only may.
+        self.tune_some({"nccl all-gather ring simple 1": {"1024": (1.1, 0.99, 1.2), "4096": (0.94, 0.87, 1.01), "16384": (1, 0.9, 1.1)},
+                        "nccl all-reduce tree ll 1": {"1024": (1, 0.9, 1.1), "4096": WIN}}, "--only", "nccl",
+                       again={"%s %d" % (op, size): WIN for op in ("all-reduce", "all-gather") for size in (1024, 2048, 4096, 8192, 16384)})
+        self.assertEqual(self.rules(), ["nccl all-reduce 2 1 1024 4097 tree ll 1", "nccl all-gather 2 1 1024 1025 ring simple 1"])
+
     def test_two_looks_are_taken_together(self):
         way = "nccl all-reduce tree ll 0"
         for first, second, stands in (((1.06, 0.99, 1.13), (1.05, 0.99, 1.11), True),  # neither is sure

@@ -45,7 +45,7 @@ def log(line):
 def turn(op, size, way, step, figures):
     return ('{"op": "%s", "bytes": %s, "dtype": "f32", "way": "%s", "state": "%s", '
             '"ratio": {"median": %s, "p10": %s, "p90": %s, "rounds": [1]}}' %
-            ((op, size, way, world.get("states", {}).get(step, "measured")) + tuple(figures or (1.0, 0.99, 1.01))))
+            ((op, size, way, world.get("states", {}).get(step, "measured")) + tuple(figures or (1.0, 0.995, 1.005))))
 
 
 def profile_step(op, size):

@@ -81,7 +81,7 @@ static void little_time_is_for_the_best(void)
 
 static void rounds_end_where_nobody_gains(void)
 {
-    struct lc_ways_entrant field[] = { ran(&fixed, 1, 1, 1), ran(&forced, 0.97, 0.99, 1.0) };
+    struct lc_ways_entrant field[] = { ran(&fixed, 1, 1, 1), ran(&forced, 0.96, 0.97, 0.98) };
     bool in[] = { true, true };
 
     CHECK(lc_ways_hopeless(field, 2, in));
@@ -91,6 +91,32 @@ static void rounds_end_where_nobody_gains(void)
     CHECK(lc_ways_hopeless(field, 2, in));
     field[0].rounds = 2;
     CHECK(!lc_ways_hopeless(field, 2, in));
+}
+
+/* As one job of eight ranks had it at 16 MB, of which ring/simple/1 gained 4 % in all others. */
+static void few_rounds_of_bad_luck_end_nothing(void)
+{
+    static const struct lc_way again = { .kind = LC_WAY_AGAIN };
+    static const double rounds[][5] = {
+        {0.62,  1.00, 0.90, 0.95, 1.00},
+        { 0.87, 1.03, 0.97, 0.81, 0.99},
+        { 0.70, 1.02, 0.92, 1.06, 0.86},
+        { 0.83, 0.93, 0.80, 0.83, 0.83},
+    };
+    struct lc_ways_entrant field[] = { ran(&again, 1, 1, 1), ran(&forced, 1, 1, 1),
+                                       ran(&forced, 1, 1, 1), ran(&forced, 1, 1, 1) };
+    bool in[] = { true, true, true, false };
+
+    for (int i = 0; i < 4; i++) {
+        for (int round = 0; round < LC_WAYS_ROUNDS; round++)
+            field[i].ratio[round] = rounds[i][round % 5];
+        field[i].comms = 2;
+        field[i].rounds = i < 3 ? 5 : 3;
+    }
+    CHECK(!lc_ways_hopeless(field, 4, in));
+    for (int i = 0; i < 3; i++)
+        field[i].rounds = 40; /* then it is no luck */
+    CHECK(lc_ways_hopeless(field, 4, in));
 }
 
 static struct lc_ways_entrant chose(const struct lc_way *way, double ratio, uint64_t choice)
@@ -277,6 +303,7 @@ int main(void)
     who_is_clearly_behind_goes_and_who_is_within_chance_stays();
     little_time_is_for_the_best();
     rounds_end_where_nobody_gains();
+    few_rounds_of_bad_luck_end_nothing();
     rounds_end_where_a_profile_is_surely_no_worse();
     what_seems_better_than_a_profile_is_measured_anew();
     median_is_between_bounds_that_outliers_do_not_move();
