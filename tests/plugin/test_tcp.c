@@ -329,15 +329,15 @@ static void the_first_long_message_brings_the_other_threads(void)
 {
     struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
     struct pair pair = pair_open_narrow(ctx, 0);
-    int wanted = ((struct conn *)pair.send)->n_lanes > 1 ? engine.threads_wanted : 1;
+    int wanted = ((struct conn *)pair.send)->n_lanes > 1 ? engine.threads_wanted : 0;
     static unsigned char from[200000];
     static unsigned char to[sizeof(from)];
 
     for (int i = 0; i < 100; i++)
         pair_send(&pair, from, 1000, to, sizeof(to));
-    CHECK(engine.n_movers == 1);
+    CHECK(engine.n_pool == 0);
     pair_send(&pair, from, sizeof(from), to, sizeof(to));
-    while (engine.n_movers < wanted) {
+    while (engine.n_pool < wanted) {
         CHECK(!lc_deadline_passed(end));
         sched_yield();
     }
@@ -353,11 +353,9 @@ int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
 {
     int (*real)(int, int, int, struct epoll_event *);
     unsigned one_in = atomic_load(&refuse);
-    bool pooled = false;
 
-    for (int i = 0; one_in && i < engine.n_movers; i++)
-        pooled |= engine.movers[i].poll == epfd;
-    if (pooled && op == EPOLL_CTL_ADD && atomic_fetch_add(&asked, 1) % one_in == 0) {
+    if (one_in && event && pool_is_lane(event->data.u64) && op == EPOLL_CTL_ADD &&
+        atomic_fetch_add(&asked, 1) % one_in == 0) {
         atomic_fetch_add(&refused, 1);
         errno = ENOSPC;
         return -1;
@@ -511,7 +509,7 @@ static void few_threads_and_nccls_share_a_message(void)
 
 static bool all_do(enum doing doing)
 {
-    for (int i = 0; i < engine.n_movers; i++) {
+    for (int i = 1; i <= engine.n_pool; i++) {
         if (atomic_load(&engine.movers[i].doing) != (int)doing)
             return false;
     }
@@ -525,7 +523,7 @@ static void *watch_for_looks(void *arg)
     bool seen = false;
 
     while (!seen && !atomic_load(end)) {
-        for (int i = 0; i < engine.n_movers; i++)
+        for (int i = 1; i <= engine.n_pool; i++)
             seen |= atomic_load(&engine.movers[i].doing) == LOOKS;
         sched_yield();
     }
@@ -562,7 +560,7 @@ static void threads_look_on_before_they_sleep(void)
 static void *confuse(void *arg)
 {
     for (unsigned i = 0; !atomic_load((atomic_bool *)arg); i++) {
-        for (int j = 0; j < engine.n_movers; j++)
+        for (int j = 1; j <= engine.n_pool; j++)
             atomic_store_explicit(&engine.movers[j].doing, (int)(i % 3), memory_order_relaxed);
     }
     return NULL;

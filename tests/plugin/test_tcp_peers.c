@@ -27,9 +27,9 @@ static void begin(void)
     CHECK(lc_net_tcp.init(&(struct lc_net_options){ .traffic_class = -1 }, &ctx) == 0 && ctx);
 }
 
-static int count_fds(void)
+static int count_entries(const char *path)
 {
-    DIR *dir = opendir("/proc/self/fd");
+    DIR *dir = opendir(path);
     int n = 0;
 
     CHECK(dir);
@@ -37,6 +37,11 @@ static int count_fds(void)
         n++;
     closedir(dir);
     return n;
+}
+
+static int count_fds(void)
+{
+    return count_entries("/proc/self/fd");
 }
 
 /* Of them those that a peer may wait for the end of. A thread may just have another one, which is bound at most, to learn
@@ -583,6 +588,30 @@ static void nothing_is_left_open(void)
     }
 }
 
+/* A job with 64 communicators on a machine of which each is a few connections, all of them of short messages. */
+static void many_connections_need_one_thread(void)
+{
+    enum {
+        PAIRS = 64,
+        SHARED =
+            3 /* where all are listened for, where it is waited for them, and what wakes who waits */
+    };
+    struct pair pairs[PAIRS];
+    int threads = count_entries("/proc/self/task");
+    int fds = count_fds();
+
+    begin();
+    for (int i = 0; i < PAIRS; i++) {
+        pairs[i] = pair_open_narrow(ctx, 0);
+        pair_stream(&pairs[i], 4, 1000, 4, 1);
+    }
+    CHECK(count_entries("/proc/self/task") == threads + 1);
+    CHECK(count_fds() == fds + SHARED + 2 * PAIRS);
+    for (int i = 0; i < PAIRS; i++)
+        pair_close(&pairs[i]);
+    lc_net_tcp.fini(ctx);
+}
+
 static void limit_fds(rlim_t soft, rlim_t hard)
 {
     struct rlimit limit = { soft, hard };
@@ -646,6 +675,7 @@ int main(int argc, char **argv)
         a_child_of_a_child_closes_nothing();
     } else if (strcmp(what, "limit") == 0) {
         nothing_is_left_open();
+        many_connections_need_one_thread();
         few_descriptors_mean_fewer_sockets();
     } else {
         return 2;

@@ -251,7 +251,7 @@ static uint64_t part_of_all(const struct conn *conn)
  * it, and what is left is shared again; much is cut as the setting says, for each piece costs. With conn->lock held. */
 static uint64_t piece_length(const struct conn *conn)
 {
-    int idle = atomic_load_explicit(&engine.n_movers, memory_order_relaxed) -
+    int idle = atomic_load_explicit(&engine.n_pool, memory_order_relaxed) -
                atomic_load_explicit(&engine.n_busy, memory_order_relaxed);
     int lanes = conn->n_up - is_relieved(conn);
     uint64_t limit = sendable(conn);

@@ -241,10 +241,11 @@ static void attach_dialled(struct talk *talk)
         err = conn_acked(conn, talk->reply.acked);
     ok = !err && !conn->closing && !conn->error;
     conn_unlock(conn);
-    if (ok)
+    if (ok) {
+        (void)epoll_ctl(engine.service_fd, EPOLL_CTL_DEL, talk->fd, NULL); /* as in seat_guest */
         taken = lane_take(lane, talk->fd);
+    }
     if (taken) {
-        (void)epoll_ctl(engine.service_fd, EPOLL_CTL_DEL, talk->fd, NULL);
         lane_attach(lane, talk->hello.epoch);
         talk->over = true; /* before the lane can close it: see service_forget */
     }

@@ -12,7 +12,6 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -26,7 +25,6 @@ struct engine engine = {
     .lock = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP,
     .service_fd = -1,
     .wake_fd = -1,
-    .stop_fd = -1,
     .parts = 1, /* until the settings are read */
 };
 
@@ -173,7 +171,6 @@ static void leave_to_parent(void)
         pool_forget();
         close(engine.service_fd);
         close(engine.wake_fd);
-        close(engine.stop_fd);
     }
 }
 
@@ -225,7 +222,6 @@ static void close_polls(void)
     pool_close();
     close_fd(&engine.service_fd);
     close_fd(&engine.wake_fd);
-    close_fd(&engine.stop_fd);
 }
 
 static int open_polls(void)
@@ -235,8 +231,7 @@ static int open_polls(void)
 
     engine.service_fd = epoll_create1(EPOLL_CLOEXEC);
     engine.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    engine.stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (engine.service_fd < 0 || engine.wake_fd < 0 || engine.stop_fd < 0 ||
+    if (engine.service_fd < 0 || engine.wake_fd < 0 ||
         epoll_ctl(engine.service_fd, EPOLL_CTL_ADD, engine.wake_fd, &wake) != 0)
         err = -errno;
     else
@@ -259,17 +254,18 @@ void engine_wake(void)
         signal_fd(engine.wake_fd);
 }
 
+/* What wakes the service thread wakes the pool behind it, which sees it as long as nobody reads it. */
 static void join_threads(void)
 {
     atomic_store(&engine.stop, true);
-    signal_fd(engine.stop_fd);
     signal_fd(engine.wake_fd);
     pthread_join(engine.service, NULL);
+    signal_fd(engine.wake_fd);
     pool_end();
 }
 
-/* The threads take no signals: a handler of the host program shall run where it always did. */
-static int start_threads(void)
+/* It and those that it starts take no signals: a handler of the host program shall run where it always did. */
+static int start_service(void)
 {
     sigset_t all;
     sigset_t old;
@@ -279,16 +275,10 @@ static int start_threads(void)
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
     err = pthread_create(&engine.service, NULL, service_main, NULL);
-    if (!err) {
+    if (!err)
         (void)pthread_setname_np(engine.service, "lc-net");
-        err = pool_start();
-        if (err)
-            join_threads();
-    } else {
-        err = -err;
-    }
     pthread_sigmask(SIG_SETMASK, &old, NULL);
-    return err;
+    return -err;
 }
 
 /* With life held. */
@@ -298,7 +288,7 @@ static int start(void)
 
     if (err)
         goto failed;
-    err = start_threads();
+    err = start_service();
     if (err)
         goto close_polls;
     pthread_mutex_lock(&engine.lock);
@@ -309,7 +299,7 @@ static int start(void)
 close_polls:
     close_polls();
 failed:
-    lc_error("the net plugin cannot start its threads: %s", strerror(-err));
+    lc_error("the net plugin cannot start its thread: %s", strerror(-err));
     return err;
 }
 

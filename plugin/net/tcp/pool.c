@@ -9,7 +9,6 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/epoll.h>
 #include <unistd.h>
 
 #define EVENTS     4
@@ -22,16 +21,19 @@ struct seat {
     struct lane *lane; /* NULL: free */
     uint32_t uses;
 };
+#define USES ((uint32_t)INT32_MAX) /* as far as events tell them */
 
 /* ---- which socket is whose ---- */
 
-/* The one with the fewest; two that look at once may choose the same, which costs a little speed. */
-static int choose_mover(void)
+/* The one with the fewest; two that look at once may choose the same, which costs a little speed. Where no thread of the pool
+ * could be started the service thread does it. */
+static int choose_mover(const struct lane *lane)
 {
     int best = 0;
     int fewest = INT32_MAX;
+    int n_pool = lane->index ? atomic_load(&engine.n_pool) : 0;
 
-    for (int i = 0; i < atomic_load(&engine.n_movers); i++) {
+    for (int i = 1; i <= n_pool; i++) {
         struct mover *mover = &engine.movers[i];
         int n;
 
@@ -99,7 +101,7 @@ static int poll_lane(const struct lane *lane, int op)
     struct epoll_event event = { .events = wanted | EPOLLRDHUP | EPOLLET };
 
     pthread_mutex_lock(&mover->lock);
-    event.data.u64 = (uint64_t)mover->seats[lane->seat].uses << 32 | lane->seat;
+    event.data.u64 = POOL_LANE | (uint64_t)mover->seats[lane->seat].uses << 32 | lane->seat;
     pthread_mutex_unlock(&mover->lock);
     return epoll_ctl(mover->poll, op, lane->fd, &event) == 0 ? 0 : -errno;
 }
@@ -108,7 +110,7 @@ int pool_join(struct lane *lane)
 {
     int err;
 
-    lane->mover = choose_mover();
+    lane->mover = choose_mover(lane);
     err = take_seat(lane);
     if (err) {
         lane->mover = -1;
@@ -142,11 +144,12 @@ void pool_leave(struct lane *lane)
 /* With a reference to its connection. NULL: it has left. */
 static struct lane *find_lane(struct mover *mover, uint64_t data)
 {
+    uint32_t uses = (uint32_t)((data & ~POOL_LANE) >> 32);
     uint32_t i = (uint32_t)data;
     struct lane *lane = NULL;
 
     pthread_mutex_lock(&mover->lock);
-    if (i < mover->n_seats && mover->seats[i].uses == data >> 32)
+    if (i < mover->n_seats && (mover->seats[i].uses & USES) == uses)
         lane = mover->seats[i].lane;
     if (lane)
         conn_ref(lane->conn);
@@ -156,11 +159,17 @@ static struct lane *find_lane(struct mover *mover, uint64_t data)
 
 /* The end of a socket is told of once. Whoever holds lane 0 then may have read only what came before it, and may be its
  * caller's last call. */
-static void move(struct lane *lane, uint32_t events)
+void pool_move(struct mover *mover, const struct epoll_event *event)
 {
-    if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR))
+    struct lane *lane = find_lane(mover, event->data.u64);
+    struct conn *conn = lane ? lane->conn : NULL;
+
+    if (!conn)
+        return;
+    if (event->events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR))
         atomic_store(&lane->hung, true);
     lane_kick(lane, BUDGET);
+    conn_unref(conn);
 }
 
 static void set_doing(struct mover *mover, enum doing doing)
@@ -222,15 +231,8 @@ static void *mover_main(void *arg)
         atomic_fetch_sub_explicit(&engine.n_busy, 1, memory_order_relaxed);
         n = wait_for_events(mover, events);
         atomic_fetch_add_explicit(&engine.n_busy, 1, memory_order_relaxed);
-        for (int i = 0; i < n; i++) {
-            struct lane *lane = find_lane(mover, events[i].data.u64);
-            struct conn *conn = lane ? lane->conn : NULL;
-
-            if (!conn)
-                continue;
-            move(lane, events[i].events);
-            conn_unref(conn);
-        }
+        for (int i = 0; i < n; i++)
+            pool_move(mover, &events[i]);
     }
     atomic_fetch_sub_explicit(&engine.n_busy, 1, memory_order_relaxed);
     return NULL;
@@ -238,20 +240,22 @@ static void *mover_main(void *arg)
 
 /* ---- life; with engine.life held ---- */
 
+/* What wakes the pool when it is to end is told of then: that must not need memory, and this does. */
 static int open_mover(struct mover *mover)
 {
-    struct epoll_event stop = { .events = EPOLLIN, .data.u64 = UINT32_MAX };
+    struct epoll_event end = { .data.u64 = UINT32_MAX };
     int err;
 
-    lock_init(&mover->lock);
     mover->poll = epoll_create1(EPOLL_CLOEXEC);
-    if (mover->poll >= 0 && epoll_ctl(mover->poll, EPOLL_CTL_ADD, engine.stop_fd, &stop) == 0)
-        return 0;
-    err = -errno;
-    if (mover->poll >= 0)
+    if (mover->poll < 0)
+        return -errno;
+    if (epoll_ctl(mover->poll, EPOLL_CTL_ADD, engine.wake_fd, &end) != 0) {
+        err = -errno;
         close(mover->poll);
-    pthread_mutex_destroy(&mover->lock);
-    return err;
+        return err;
+    }
+    lock_init(&mover->lock);
+    return 0;
 }
 
 /* Its error, for who has met another one. */
@@ -262,82 +266,65 @@ static int close_mover(struct mover *mover)
     return -EAGAIN;
 }
 
-/* Nearly all connections of a job with many of them carry short messages alone, which NCCL's threads move. One thread is there
- * for what is lost of those. */
+/* Nearly all connections of a job with many of them carry short messages alone, which NCCL's threads move. What is lost of those
+ * is the service thread's. */
 int pool_open(void)
 {
-    int err;
-
-    engine.movers = calloc((size_t)engine.threads_wanted, sizeof(*engine.movers));
+    engine.movers = calloc((size_t)engine.threads_wanted + 1, sizeof(*engine.movers));
     if (!engine.movers)
         return -ENOMEM;
-    err = open_mover(&engine.movers[0]);
-    atomic_store(&engine.n_movers, err ? 0 : 1);
-    if (err)
-        pool_close();
-    return err;
-}
-
-int pool_start(void)
-{
-    int err = 0;
-
-    while (!err && engine.n_threads < atomic_load(&engine.n_movers)) {
-        struct mover *mover = &engine.movers[engine.n_threads];
-
-        err = pthread_create(&mover->thread, NULL, mover_main, mover);
-        if (!err) {
-            (void)pthread_setname_np(mover->thread, "lc-net-pool");
-            engine.n_threads++;
-        }
-    }
-    return -err;
+    engine.movers[0].poll = engine.service_fd;
+    atomic_store(&engine.movers[0].doing, (int)SLEEPS);
+    lock_init(&engine.movers[0].lock);
+    return 0;
 }
 
 /* Fewer do, too, where there are no descriptors or threads; the next lane tries again. No fork comes between a descriptor and
  * its place among the movers. A thread that fails leaves a mover which nobody has seen. */
 void pool_grow(void)
 {
-    int n = atomic_load(&engine.n_movers);
+    int n = atomic_load(&engine.n_pool);
     int err = 0;
 
     while (n < engine.threads_wanted && !err) {
-        struct mover *mover = &engine.movers[n];
+        struct mover *mover = &engine.movers[n + 1];
 
         pthread_mutex_lock(&engine.lock);
         err = open_mover(mover);
         if (!err)
             err = pthread_create(&mover->thread, NULL, mover_main, mover) ? close_mover(mover) : 0;
         if (!err)
-            atomic_store(&engine.n_movers, ++n);
+            atomic_store(&engine.n_pool, ++n);
         pthread_mutex_unlock(&engine.lock);
-        if (!err) {
+        if (!err)
             (void)pthread_setname_np(mover->thread, "lc-net-pool");
-            engine.n_threads++;
-        }
     }
 }
 
 void pool_end(void)
 {
-    while (engine.n_threads > 0)
-        pthread_join(engine.movers[--engine.n_threads].thread, NULL);
+    struct epoll_event end = { .events = EPOLLIN, .data.u64 = UINT32_MAX };
+
+    for (int i = 1; i <= atomic_load(&engine.n_pool); i++) {
+        (void)epoll_ctl(engine.movers[i].poll, EPOLL_CTL_MOD, engine.wake_fd, &end);
+        pthread_join(engine.movers[i].thread, NULL);
+    }
 }
 
 void pool_forget(void)
 {
-    for (int i = 0; i < atomic_load(&engine.n_movers); i++)
+    for (int i = 1; i <= atomic_load(&engine.n_pool); i++)
         close(engine.movers[i].poll);
 }
 
 void pool_close(void)
 {
     pool_forget();
-    for (int i = 0; i < atomic_load(&engine.n_movers); i++) {
+    for (int i = 0; engine.movers && i <= atomic_load(&engine.n_pool); i++) {
         pthread_mutex_destroy(&engine.movers[i].lock);
         free(engine.movers[i].seats);
     }
     free(engine.movers);
     engine.movers = NULL;
-    atomic_store(&engine.n_movers, 0);
+    atomic_store(&engine.n_pool, 0);
 }

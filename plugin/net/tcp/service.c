@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The service thread: hears whoever connects, has lanes dialled, and ends what takes too long. */
+ * The service thread: hears whoever connects, has lanes dialled, ends what takes too long, and moves lanes 0 for which nobody
+ * calls. */
 #include "common/deadline.h"
 #include "common/log.h"
 #include "plugin/net/tcp/talk.h"
@@ -10,7 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -437,12 +437,14 @@ static bool seat_guest(struct talk *talk, struct lane *lane, struct lc_tcp_reply
         lane->dev = talk->dev;
     conn_unlock(conn);
     set_options(talk->fd);
+    /* Before it is the lane's, whose thread may be this one. */
+    if (ok)
+        (void)epoll_ctl(engine.service_fd, EPOLL_CTL_DEL, talk->fd, NULL);
     if (ok && !lane_take(lane, talk->fd)) {
         ok = false;
         reply->status = LC_TCP_FULL;
     }
     if (ok && send_reply(talk->fd, reply)) {
-        (void)epoll_ctl(engine.service_fd, EPOLL_CTL_DEL, talk->fd, NULL);
         lane_attach(lane, epoch);
         talk->over = true; /* before the lane can close it: see service_forget */
         note_home(lane, talk);
@@ -733,8 +735,12 @@ void *service_main(void *arg)
             talk_next = accept_after;
         n = epoll_wait(engine.service_fd, events, EVENTS,
                        lc_deadline_left_ms((struct lc_deadline){ talk_next }));
-        for (int i = 0; i < n; i++)
-            handle(events[i].data.ptr, lc_now_ns());
+        for (int i = 0; i < n; i++) {
+            if (pool_is_lane(events[i].data.u64))
+                pool_move(&engine.movers[0], &events[i]);
+            else
+                handle(events[i].data.ptr, lc_now_ns());
+        }
     }
     free_ended(true);
     return NULL;

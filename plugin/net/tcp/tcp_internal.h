@@ -3,9 +3,9 @@
  * One process has one engine: a service thread that makes connections (listens, hears strangers, dials, watches
  * deadlines) and a pool that moves bytes, for all connections together.
  *
- * Lane 0 of a connection is moved by NCCL's own thread, in isend, irecv and test: a short message wakes nobody. The
- * other lanes are opened with the first long message and moved by the pool. Each lane that has nothing to do takes the next
- * piece, so a slow one takes fewer.
+ * Lane 0 of a connection is moved by NCCL's own thread, in isend, irecv and test: a short message wakes nobody; where nobody
+ * calls and something is owed, by the service thread. The other lanes, and the pool with them, are there from the first long
+ * message on. Each lane that has nothing to do takes the next piece, so a slow one takes fewer.
  *
  * Locks, in the order in which they may be taken:
  *     engine.life    starts and stops the threads
@@ -24,6 +24,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/epoll.h>
 #include <sys/uio.h>
 
 #define RING         64    /* pieces of one lane that are sent and not confirmed */
@@ -32,6 +33,7 @@
 #define IN_BYTES     10240 /* holds any frame without its payload, and short messages whole */
 #define CAUSE        200
 #define DEVICES_TEXT ((size_t)LC_TCP_RAILS * (IF_NAMESIZE + 2))
+#define POOL_LANE    ((uint64_t)1 << 63) /* in the data of a lane's events; no pointer has it */
 
 struct piece {
     uint64_t seq;
@@ -281,9 +283,9 @@ enum doing {
     MOVES,
 };
 
-/* A thread of the pool. */
+/* A thread of the pool, or, as the first of them, the service thread, which has the lanes 0. */
 struct mover {
-    int poll;           /* epoll of its sockets */
+    int poll;           /* epoll of its sockets; the service thread's is engine.service_fd */
     atomic_int doing;   /* the thread's; relaxed, as n_busy */
     int64_t look_after; /* the thread's alone: not before, for others want the processor */
     pthread_t thread;
@@ -299,11 +301,10 @@ struct engine {
     bool running;
     pthread_t service;
     struct mover *
-        movers; /* those of the pool, of which there is room for threads_wanted; written under life */
-    /* Of them that are open: one, and all from the first connection on that has more than one socket. Grows with engine.lock
-     * held, on the service thread, behind what it counts; read by any thread. */
-    atomic_int n_movers;
-    int n_threads; /* of them that run; the service thread's, and under life where that does not run */
+        movers; /* the service thread, and room for threads_wanted of the pool; written under life */
+    /* Of the pool, behind the service thread: none, and all from the first connection on that has more than one socket. Grows
+     * with engine.lock held, on the service thread, behind what it counts; read by any thread. */
+    atomic_int n_pool;
     /* Of the pool's threads, that do not wait. Each counts itself; relaxed: who reads it guesses, and a wrong guess costs a
      * little speed. */
     atomic_int n_busy;
@@ -314,8 +315,7 @@ struct engine {
     atomic_bool stop;
     atomic_bool attention; /* the service thread shall look at the connections */
     int service_fd;        /* epoll of the service thread */
-    int wake_fd;           /* eventfd of the service thread */
-    int stop_fd;           /* eventfd of the pool */
+    int wake_fd;           /* eventfd of the service thread; of the pool when it is to end */
 
     pthread_mutex_t lock;
     struct conn *conns;
@@ -368,14 +368,19 @@ void engine_bury(struct conn *conn);   /* with engine.lock held: a tombstone */
 void engine_home(int dev,
                  struct lc_tcp_wire_address *out); /* where this process listens, or nothing */
 
-/* pool.c; opening, starting, ending and closing with engine.life held; a child of a fork forgets */
+/* pool.c; opening, ending and closing with engine.life held; a child of a fork forgets */
 int pool_open(void);
-int pool_start(void);
 void pool_grow(void); /* on the service thread: a lane of the pool will have a socket */
-void pool_end(void);
+void pool_end(void);  /* the service thread has ended */
 void pool_close(void);
 void pool_forget(void);
 int pool_join(struct lane *lane); /* with io held, the lane not being up: it has a socket */
+/* An event of a lane and none of the service thread's own sockets. */
+static inline bool pool_is_lane(uint64_t data)
+{
+    return data & POOL_LANE;
+}
+void pool_move(struct mover *mover, const struct epoll_event *event);
 /* A thread of the pool looks at the lane at once, whatever it was told before. With io held, or, but for lane 0, with
  * conn->lock held and the lane up, so that the descriptor and the mover are the lane's. */
 void pool_look(struct lane *lane);
