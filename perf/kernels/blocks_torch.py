@@ -4,12 +4,13 @@
 
 The perceptron and the projection of loongblocks.h beside torch, eager and compiled, on a GPU: bf16, four shapes each.
 Each way is captured as a graph (so the times are the device's), the graphs are replayed in turn, medians count. Backward is
-forward and backward together less forward. Beside them the matrix products alone, by torch. Memory: what forward leaves for
+forward and backward together less forward. Beside them the matrix products alone, by torch, and a limit: the same products
+and, in place of our kernels, copies of as many bytes as those must move. Memory: what forward leaves for
 backward beside input, weights and result.
 
 Verdicts: of each of our ways, torch's time over ours, for torch the faster one of eager and compiled in each direction; the
 same of what is left when the products' time is taken off (>: nothing measurable is left of ours); memory kept as a part of
-what eager keeps.
+what eager keeps. The limit's own line says what ours would reach if they were copies.
 
 Ours are, of the perceptron, with the norm's weight folded into the matrix or applied; of the projection, with y made anew
 by backward, with y kept as torch does, and in chunks of rows.
@@ -68,6 +69,17 @@ def compile_alone(function, mode):
     return torch.compile(function, mode=mode, dynamic=False)
 
 
+class Copies:
+    """Copies that move so many bytes each, half of them read."""
+
+    def __init__(self, *sizes):
+        self.pairs = [[torch.empty(size // 2, device="cuda", dtype=torch.uint8).fill_(1) for _ in range(2)] for size in sizes]
+
+    def __call__(self, number):
+        to, of = self.pairs[number]
+        to.copy_(of)
+
+
 def mlp_ways(blocks, shape, compiled):
     hidden, ffn, _, tokens = shape
     make = blocks_module.make
@@ -90,7 +102,11 @@ def mlp_ways(blocks, shape, compiled):
         tokens, 2 * ffn, device="cuda", dtype=torch.bfloat16)
     products = Way(lambda: (raw[0] @ raw[1].t(), h @ raw[2].t()),
                    lambda _: (dout @ raw[2], dout.t() @ h, z.t() @ raw[0], z @ raw[1]))
-    return ways, products, 6 * tokens * hidden * ffn
+    # statistics; SwiGLU; its backward: dh and z to h and dz; x and dout to dx
+    copies = Copies(2 * tokens * hidden, 6 * tokens * ffn, 12 * tokens * ffn, 6 * tokens * hidden)
+    limit = Way(lambda: (copies(0), raw[0] @ raw[1].t(), copies(1), h @ raw[2].t()),
+                lambda _: (dout @ raw[2], copies(2), dout.t() @ h, z.t() @ raw[0], copies(3), z @ raw[1]))
+    return ways, {"products": products, "limit": limit}, 6 * tokens * hidden * ffn
 
 
 def projection_ways(blocks, shape, compiled):
@@ -114,7 +130,11 @@ def projection_ways(blocks, shape, compiled):
     if compiled:
         ways["compiled"] = by_torch(compile_alone(function, compiled), inputs, dout)
     products = Way(lambda: torch.addmm(bias, x, weight.t()), lambda _: (dout @ weight, dout.t() @ x))
-    return ways, products, 2 * tokens * hidden * columns
+    # x to y; dout to dbias; x and dy to dx and y
+    copies = Copies(4 * tokens * hidden, 2 * tokens * columns, 8 * tokens * hidden)
+    limit = Way(lambda: (copies(0), torch.addmm(bias, x, weight.t())),
+                lambda _: (copies(1), dout @ weight, copies(2), dout.t() @ x))
+    return ways, {"products": products, "limit": limit}, 2 * tokens * hidden * columns
 
 
 def check(ways):
@@ -145,7 +165,7 @@ def judge(rows):
         verdict = {key: row[key] for key in ("block", "way", "hidden", "ffn", "columns", "tokens")}
         for key, value in best.items():
             verdict[key.replace("_us", "_ratio")] = ratio(value, row[key])
-        verdict["kept_share"] = row["kept_bytes"] / theirs[0]["kept_bytes"]
+        verdict["kept_share"] = (row["kept_bytes"] or 0) / theirs[0]["kept_bytes"]
         found.append(verdict)
     return found
 
@@ -162,7 +182,7 @@ def show(verdict):
 def run(name, make_ways, blocks, number, args):
     shape = SHAPES[number]
     begun = time.monotonic()
-    ways, products, flops = make_ways(blocks, shape, None if args.compile == "none" else args.compile)
+    ways, beside, flops = make_ways(blocks, shape, None if args.compile == "none" else args.compile)
     worst = check(ways)
     if not args.untuned:
         blocks.tune(1)
@@ -170,7 +190,7 @@ def run(name, make_ways, blocks, number, args):
             way.both()
         blocks.tune(0)
     memory = {key: kept(way.forward) for key, way in ways.items()}
-    ways["products"] = products
+    ways.update(beside)
     rows = []
     timed = {}
     for direction in ("forward", "both"):

@@ -3,8 +3,10 @@
 """The forms that compute kernels have beside the product's (LK_COMPUTE_VARIANTS), side by side in one run, and others beside
 torch: time, bytes that must move per second, their share of what a copy moves in the same round, and one of the same size.
 
-usage: perf/kernels/compute_variants.py [--library FILE] [--only LIST] [--rounds N] [--limit SECONDS] [--quiet SECONDS]
+usage: perf/kernels/compute_variants.py [--library FILE] [--only LIST] [--shapes LIST] [--rounds N] [--limit SECONDS] [--quiet SECONDS]
        [--json FILE] [--small]
+
+LIST: operations by how their names begin, and shapes as they are printed: --only "layer norm" --shapes "4096 x 8192,65536 x 1024".
 
 The library is libloongkernels-forms.so, built when asked for by name: ninja kernels/libloongkernels-forms.so. What is worth
 most comes first. Every form's results are checked before it is timed; one that is wrong is timed too, and named. A process
@@ -193,6 +195,8 @@ def work(options):
         case = make()
         if options.only and not any(case.op.startswith(name) for name in options.only):
             continue
+        if options.shapes and case.shape not in options.shapes:
+            continue
         say(begin="data", case=number)
         measure_case(c, bench, number, family, outputs, case, skipped)
         if bench.cuda:
@@ -227,6 +231,7 @@ class Watch:
         command = [sys.executable, os.path.abspath(__file__), "--work", "--library", o.library, "--rounds", str(o.rounds),
                    "--limit", str(left), "--first", str(self.first), "--skip", json.dumps(self.skipped)]
         command += ["--small"] * o.small + (["--only", ",".join(o.only)] if o.only else [])
+        command += ["--shapes", ",".join(o.shapes)] if o.shapes else []
         child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         lines = queue.Queue()
         threading.Thread(target=self.read, args=(child.stdout, lines), daemon=True).start()
@@ -331,6 +336,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(usage=__doc__)
     parser.add_argument("--library", default=find_library())
     parser.add_argument("--only", type=lambda text: text.split(","))
+    parser.add_argument("--shapes", type=lambda text: text.split(","))
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--limit", type=float, default=110)
     parser.add_argument("--quiet", type=float, default=25)
