@@ -24,7 +24,8 @@ struct lk_forks {
 
 static int fail(cudaError_t err, const char *call)
 {
-    return lk_blas_fail((int)err, "lk_gemm_groups_run: %s: %s", call, cudaGetErrorString(err));
+    return lk_blas_fail((int)err, "streams beside the caller's: %s: %s", call,
+                        cudaGetErrorString(err));
 }
 
 static cudaError_t make(struct lk_forks *forks)
@@ -147,7 +148,7 @@ int lk_forks_begin(struct lk_forks *forks, uint32_t n, void *stream)
     if (err == cudaSuccess)
         return 0;
     join(forks, i, (cudaStream_t)stream);
-    result = fail(err, "streams to work side by side");
+    result = fail(err, "to begin");
 
 unlock:
     pthread_mutex_unlock(&forks->lock);
@@ -164,5 +165,5 @@ int lk_forks_end(struct lk_forks *forks, uint32_t n, void *stream)
     cudaError_t err = join(forks, n - 1, (cudaStream_t)stream);
 
     pthread_mutex_unlock(&forks->lock);
-    return err == cudaSuccess ? 0 : fail(err, "streams that worked side by side");
+    return err == cudaSuccess ? 0 : fail(err, "to come together");
 }

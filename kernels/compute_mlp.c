@@ -6,7 +6,7 @@
  *     dW = dz'^T x,  dx = dz' W - r^3 d / hidden x + what is added
  * The last two terms are written first, the product is added to them.
  */
-#include "kernels/blocks_internal.h"
+#include "kernels/gemm_internal.h"
 
 #include <errno.h>
 
@@ -368,6 +368,28 @@ static int make_dx(struct lk_blas *blas, const struct lk_mlp *mlp, const struct 
     return err || !mlp->gamma ? err : finish_dx(mlp, m, b, stream);
 }
 
+/* Forward's. With a folded weight z does not wait for the statistics: few rows have them made beside. */
+static int make_norm_and_z(struct lk_blas *blas, const struct lk_mlp *mlp, const struct memory *m,
+                           void *stream)
+{
+    static const char call[] = "lk_mlp_forward";
+    int none = mlp->gamma || !lk_gemm_leaves_room(blas, mlp->rows, mlp->hidden) ||
+               __atomic_load_n(&blas->tuning, __ATOMIC_RELAXED);
+    int err = none ? LK_VENDOR_NONE : lk_forks_begin(blas->forks, 2, stream), end;
+
+    if (err == LK_VENDOR_NONE) {
+        err = make_norm(call, mlp, m, stream);
+        return err ? err : make_z(blas, mlp, m, stream);
+    }
+    if (err)
+        return err;
+    err = make_norm(call, mlp, m, lk_forks_stream(blas->forks, 1, stream));
+    if (!err)
+        err = make_z(blas, mlp, m, stream);
+    end = lk_forks_end(blas->forks, 2, stream);
+    return err ? err : end;
+}
+
 /* ---- calls ---- */
 
 LK_API size_t lk_mlp_workspace_bytes(const struct lk_blas *blas, const struct lk_mlp *mlp,
@@ -401,9 +423,7 @@ LK_API int lk_mlp_forward(struct lk_blas *blas, const struct lk_mlp *mlp,
     if (!mlp->rows)
         return 0;
     lay_out(blas, mlp, NULL, mlp->workspace, &m);
-    err = make_norm(call, mlp, &m, stream);
-    if (!err)
-        err = make_z(blas, mlp, &m, stream);
+    err = make_norm_and_z(blas, mlp, &m, stream);
     if (!err)
         err = make_h(mlp, &m, stream);
     return err ? err : make_out(blas, mlp, &m, forward, stream);

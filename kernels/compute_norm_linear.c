@@ -3,7 +3,7 @@
  * A norm and the matrix behind it. The result is final, so nothing behind the product could apply the rows' factors
  * without another pass over it, which is longer than y: y is made, for some rows at a time.
  */
-#include "kernels/blocks_internal.h"
+#include "kernels/gemm_internal.h"
 
 #include <errno.h>
 
@@ -17,6 +17,9 @@ struct memory {
     uint64_t chunk;
     bool make_norm, make_y;
     bool again; /* y is made beside dx, of the saved statistics, in place of dy */
+    /* dweight, and what it is made of, is made at the same time as dx, on a stream of our own */
+    bool beside;
+    void *other_gemm; /* the workspace of its product */
 };
 
 static struct lk_norm norm_of(const struct lk_norm_linear *block, float *rstd, float *mean)
@@ -37,19 +40,20 @@ static struct lk_norm norm_of(const struct lk_norm_linear *block, float *rstd, f
 
 /* The partial sums of the rows of dout; their sums beside those of the norm's columns, or in a launch of their own. */
 static struct lk_fold_launch sum_of(const struct lk_norm_linear *block,
-                                    const struct lk_norm_linear_backward *b, void *workspace)
+                                    const struct lk_norm_linear_backward *b, const struct memory *m)
 {
+    bool with_norm = (b->dgamma || b->dbeta) && !m->beside;
     bool wide = block->columns % LK_VECTOR == 0 && b->dout_stride % LK_VECTOR == 0 &&
                 (uintptr_t)b->dout % 16 == 0;
 
     if (!b->dbias)
         return (struct lk_fold_launch){ .fold.columns = block->columns };
     return (struct lk_fold_launch){
-        .fold = {.rows = block->rows,                               .columns = block->columns},
+        .fold = {.rows = block->rows,                   .columns = block->columns},
         .grads = { .grad_type = LK_BF16,
                  .dfolded = b->dout,
-                 .dgamma = b->dgamma || b->dbeta ? NULL : b->dbias,
-                 .workspace = workspace },
+                 .dgamma = with_norm ? NULL : b->dbias,
+                 .workspace = m->sums },
         .stride = b->dout_stride,
         .wide = wide,
         .partials = lk_fold_partials(block->rows, block->columns),
@@ -74,15 +78,33 @@ static bool is_aligned(const struct lk_norm_linear *block, const struct lk_norm_
     return block->hidden % LK_VECTOR == 0 && strides % LK_VECTOR == 0 && bits % 16 == 0;
 }
 
+/* Whether no row of a matrix, of so many bytes, lies where rows of dx do. */
+static bool is_apart(const struct lk_norm_linear *block, const struct lk_norm_linear_backward *b,
+                     const void *base, uint64_t columns, uint64_t stride)
+{
+    uintptr_t dx = (uintptr_t)b->dx, other = (uintptr_t)base;
+    uint64_t before = block->rows ? block->rows - 1 : 0;
+
+    return dx >= other + 2 * (before * stride + columns) ||
+           other >= dx + 2 * (before * b->dx_stride + block->hidden);
+}
+
 /* Whether y can be made when dx is: dout, which dweight needs after that, must not lie where dx does. */
 static bool can_make_again(const struct lk_norm_linear *block,
                            const struct lk_norm_linear_backward *b)
 {
-    uintptr_t dx = (uintptr_t)b->dx, dout = (uintptr_t)b->dout;
-
     return is_aligned(block, b) && lk_norm_makes_y(block->hidden, b->dx_add != NULL) &&
-           (dx >= dout + 2 * block->rows * b->dout_stride ||
-            dout >= dx + 2 * block->rows * b->dx_stride);
+           is_apart(block, b, b->dout, block->columns, b->dout_stride);
+}
+
+/* Whether dweight can be made while dx is: what it is made of must not lie there. Products are measured alone. */
+static bool can_be_beside(const struct lk_blas *blas, const struct lk_norm_linear *block,
+                          const struct lk_norm_linear_backward *b)
+{
+    return is_apart(block, b, b->dout, block->columns, b->dout_stride) &&
+           is_apart(block, b, block->x, block->hidden, block->x_stride) &&
+           is_apart(block, b, block->saved.y, block->hidden, block->hidden) &&
+           !__atomic_load_n(&blas->tuning, __ATOMIC_RELAXED);
 }
 
 /* Bytes of the workspace. */
@@ -96,7 +118,9 @@ static uint64_t lay_out(const struct lk_blas *blas, const struct lk_norm_linear 
     const struct lk_fold sum = { .rows = block->rows, .columns = block->columns };
     bool make_y = !saved->y && (!backward || backward->dweight);
     bool statistics = !saved->rstd || (backward && make_y); /* there is room for them */
-    bool again = backward && make_y && saved->rstd && can_make_again(block, backward);
+    bool few = backward && backward->dweight &&
+               lk_gemm_leaves_room(blas, block->rows, block->hidden);
+    bool again = backward && make_y && saved->rstd && !few && can_make_again(block, backward);
 
     *out = (struct memory){
         .rstd = saved->rstd,
@@ -106,6 +130,7 @@ static uint64_t lay_out(const struct lk_blas *blas, const struct lk_norm_linear 
         .make_norm = !backward || (statistics && !again),
         .make_y = make_y || !backward,
         .again = again,
+        .beside = few && can_be_beside(blas, block, backward),
     };
     out->gemm = lk_take(&arena, true, lk_gemm_workspace_bytes(blas));
     if (statistics) {
@@ -120,8 +145,9 @@ static uint64_t lay_out(const struct lk_blas *blas, const struct lk_norm_linear 
         out->y = lk_take(&arena, true, out->chunk * block->hidden * 2);
     if (!backward)
         return arena.used;
-    /* y is not needed any more when dy is made, or made of it */
-    out->dy = make_y ? out->y : lk_take(&arena, true, block->rows * block->hidden * 2);
+    /* y is not needed any more when dy is made, or made of it, or both are there at a time */
+    out->dy = make_y && !few ? out->y : lk_take(&arena, true, block->rows * block->hidden * 2);
+    out->other_gemm = lk_take(&arena, few, lk_gemm_workspace_bytes(blas));
     out->norm = lk_take(&arena, backward->dgamma || backward->dbeta,
                         lk_norm_workspace_bytes(&norm));
     out->sums = lk_take(&arena, backward->dbias != NULL, lk_fold_workspace_bytes(&sum));
@@ -250,7 +276,7 @@ static int make_dweight(struct lk_blas *blas, const struct lk_norm_linear *block
 static int make_sums(const struct lk_norm_linear *block, const struct memory *m,
                      const struct lk_norm_linear_backward *b, void *stream)
 {
-    const struct lk_fold_launch sum = sum_of(block, b, m->sums);
+    const struct lk_fold_launch sum = sum_of(block, b, m);
     int err = sum.partials || sum.grads.dgamma ? lk_run_fold_backward(&sum, stream) : 0;
 
     return err ? lk_blas_fail(err, "lk_norm_linear_backward: dbias: %s", lk_error_text(err)) : 0;
@@ -273,7 +299,7 @@ static int make_dx(struct lk_blas *blas, const struct lk_norm_linear *block, con
         .dbeta = b->dbeta,
         .workspace = m->norm,
     };
-    const struct lk_fold_launch sum = sum_of(block, b, m->sums);
+    const struct lk_fold_launch sum = sum_of(block, b, m);
     const struct lk_norm_beside beside = {
         .also = {.partials = (const float *)m->sums,
                  .out = sum.grads.dgamma ? NULL : b->dbias,
@@ -300,6 +326,51 @@ static int make_dx(struct lk_blas *blas, const struct lk_norm_linear *block, con
         return err;
     err = lk_norm_backward_beside(&norm, &backward, &beside, stream);
     return err ? lk_blas_fail(err, "lk_norm_linear_backward: the norm: %s", lk_error_text(err)) : 0;
+}
+
+/* What is made of dout and y. */
+static int make_of_weight(struct lk_blas *blas, const struct lk_norm_linear *block,
+                          const struct memory *m, const struct lk_norm_linear_backward *b,
+                          void *stream)
+{
+    struct memory own = *m;
+    int err = 0;
+
+    own.gemm = m->other_gemm;
+    if (m->make_norm)
+        err = make_norm("lk_norm_linear_backward", block, m, 0, block->rows, stream);
+    if (!err)
+        err = make_sums(block, m, b, stream);
+    return err ? err : make_dweight(blas, block, &own, b, stream);
+}
+
+/* Both sides of backward at once. *begun: false if there is no stream for that now, and nothing has been done but y and
+ * statistics. Statistics that are saved are read by one side, while the other one makes them again, in the workspace. */
+static int make_beside(struct lk_blas *blas, const struct lk_norm_linear *block,
+                       const struct memory *m, const struct lk_norm_linear_backward *b, bool *begun,
+                       void *stream)
+{
+    struct memory weight = *m, input = *m;
+    int err = 0, end;
+
+    if (m->make_norm && !block->saved.rstd) {
+        err = make_norm("lk_norm_linear_backward", block, m, 0, block->rows, stream);
+        weight.make_norm = false;
+    } else {
+        input.rstd = block->saved.rstd;
+        input.mean = block->saved.mean;
+    }
+    if (err)
+        return err;
+    err = lk_forks_begin(blas->forks, 2, stream);
+    *begun = err != LK_VENDOR_NONE;
+    if (err)
+        return *begun ? err : 0;
+    err = make_of_weight(blas, block, &weight, b, lk_forks_stream(blas->forks, 1, stream));
+    if (!err)
+        err = make_dx(blas, block, &input, b, stream);
+    end = lk_forks_end(blas->forks, 2, stream);
+    return err ? err : end;
 }
 
 /* ---- calls ---- */
@@ -379,8 +450,15 @@ LK_API int lk_norm_linear_backward(struct lk_blas *blas, const struct lk_norm_li
     if (err)
         return err;
     lay_out(blas, block, backward, block->workspace, &m);
-    if (m.make_norm)
-        err = make_norm(call, block, &m, 0, block->rows, stream);
+    if (m.beside) {
+        bool begun = true;
+
+        err = make_beside(blas, block, &m, backward, &begun, stream);
+        if (err || begun)
+            return err;
+        m.beside = false;
+    }
+    err = m.make_norm ? make_norm(call, block, &m, 0, block->rows, stream) : 0;
     if (!err)
         err = make_sums(block, &m, backward, stream);
     if (!err && !m.again)
