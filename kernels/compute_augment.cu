@@ -3,8 +3,75 @@
  * Augmentation on the device. Contrast needs the mean of the whole output: then a block has an image and goes over it
  * twice, reading the crop from L2 the second time. Otherwise an image is spread over blocks.
  */
+#ifdef LK_COMPUTE_VARIANTS
+#include "kernels/compute_augment_columns.cuh"
+#else
 #include "kernels/compute_augment.h"
 #include "kernels/compute_device.cuh"
+
+LK_INLINE struct augment_pixel augment_sample(const struct lk_augment *a,
+                                              const struct lk_augment_choice *c,
+                                              struct augment_ratios ratios, uint64_t image,
+                                              uint32_t y, uint32_t x)
+{
+    const uint8_t *base = a->images + image * a->image_stride;
+    struct augment_place row = augment_at(y, ratios.rows, c->top, c->height);
+    struct augment_place col = augment_at(c->flip ? a->out_width - 1 - x : x, ratios.columns,
+                                          c->left, c->width);
+    const uint8_t *upper = base + row.first * a->row_stride;
+    const uint8_t *lower = base + row.second * a->row_stride;
+    uint32_t left = col.first * a->channels, right = col.second * a->channels;
+    struct augment_pixel out;
+
+    for (uint32_t i = 0; i < 3; i++) {
+        uint32_t channel = i < a->channels ? i : 0;
+        float high = (float)upper[left + channel], low = (float)lower[left + channel];
+
+        high += ((float)upper[right + channel] - high) * col.part;
+        low += ((float)lower[right + channel] - low) * col.part;
+        out.v[i] = augment_part(high + (low - high) * row.part);
+    }
+    return out;
+}
+
+/* A pixel's part of the mean of gray at the step of contrast, in units of 2^-20: whole numbers have one sum in any order. */
+LK_INLINE uint32_t augment_gray_units(const struct lk_augment *a, const struct lk_augment_choice *c,
+                                      struct augment_ratios ratios, uint64_t image, uint32_t y,
+                                      uint32_t x)
+{
+    struct augment_pixel p = augment_sample(a, c, ratios, image, y, x);
+
+    for (uint32_t i = 0; (c->order >> 2 * i & 3U) != AUGMENT_CONTRAST; i++)
+        augment_step(a, c, i, 0, &p);
+    return (uint32_t)((a->channels == 3 ? augment_gray(&p) : p.v[0]) * 0x1p20F + 0.5F);
+}
+
+LK_INLINE void augment_store(const struct lk_augment *a, uint64_t at, float value)
+{
+    if (a->out_type == LK_FP32)
+        ((float *)a->out)[at] = value;
+    else
+        ((uint16_t *)a->out)[at] = (uint16_t)(a->out_type == LK_BF16 ? narrow_bf16(value, 1, 0, 0)
+                                                                     : narrow_fp16(value));
+}
+
+/* One pixel of the output, all channels. mean: of gray at the step of contrast. */
+LK_INLINE void augment_pixel(const struct lk_augment_launch *launch,
+                             const struct lk_augment_choice *c, struct augment_ratios ratios,
+                             uint64_t image, uint32_t y, uint32_t x, float mean)
+{
+    const struct lk_augment *a = &launch->augment;
+    uint64_t plane = (uint64_t)a->out_height * a->out_width;
+    uint64_t at = image * a->channels * plane + (uint64_t)y * a->out_width + x;
+    struct augment_pixel p = augment_sample(a, c, ratios, image, y, x);
+    int erased = y - c->erase_top < c->erase_height && x - c->erase_left < c->erase_width;
+
+    for (uint32_t i = 0; i < 4; i++)
+        augment_step(a, c, i, mean, &p);
+    for (uint32_t i = 0; i < a->channels; i++)
+        augment_store(a, at + i * plane,
+                      erased ? a->erase_value[i] : (p.v[i] - a->mean[i]) * launch->inverse_std[i]);
+}
 
 namespace
 {
@@ -87,3 +154,4 @@ extern "C" int lk_load_augment(void)
 
     return load_kernels(kernels, 1);
 }
+#endif

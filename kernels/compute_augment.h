@@ -228,34 +228,65 @@ LK_INLINE float augment_part(float x)
 #endif
 }
 
-LK_INLINE struct augment_pixel augment_sample(const struct lk_augment *a,
-                                              const struct lk_augment_choice *c,
-                                              struct augment_ratios ratios, uint64_t image,
-                                              uint32_t y, uint32_t x)
+LK_INLINE struct augment_place augment_row(const struct lk_augment_choice *c,
+                                           struct augment_ratios ratios, uint32_t y)
 {
-    const uint8_t *base = a->images + image * a->image_stride;
-    struct augment_place row = augment_at(y, ratios.rows, c->top, c->height);
-    struct augment_place col = augment_at(c->flip ? a->out_width - 1 - x : x, ratios.columns,
-                                          c->left, c->width);
-    const uint8_t *upper = base + row.first * a->row_stride;
-    const uint8_t *lower = base + row.second * a->row_stride;
-    uint32_t left = col.first * a->channels, right = col.second * a->channels;
-    struct augment_pixel out;
+    return augment_at(y, ratios.rows, c->top, c->height);
+}
+
+LK_INLINE struct augment_place augment_column(const struct lk_augment *a,
+                                              const struct lk_augment_choice *c,
+                                              struct augment_ratios ratios, uint32_t x)
+{
+    return augment_at(c->flip ? a->out_width - 1 - x : x, ratios.columns, c->left, c->width);
+}
+
+/* A byte, without the conversion, of which the device makes few at a time. */
+LK_INLINE float augment_byte(uint8_t x)
+{
+    return bits_float(0x4b000000U | x) - 0x1p23F;
+}
+
+/* What a line of the image has at a column of the output, in [0, 255]. */
+LK_INLINE struct augment_pixel augment_line(const struct lk_augment *a, uint64_t image,
+                                            uint32_t line, const struct augment_place *column)
+{
+    const uint8_t *row = a->images + image * a->image_stride + line * a->row_stride;
+    const uint8_t *left = row + column->first * a->channels;
+    const uint8_t *right = row + column->second * a->channels;
+    struct augment_pixel out = { { 0 } };
 
     for (uint32_t i = 0; i < 3; i++) {
-        uint32_t channel = i < a->channels ? i : 0;
-        float high = (float)upper[left + channel], low = (float)lower[left + channel];
+        if (i < a->channels) {
+            float first = augment_byte(left[i]);
 
-        high += ((float)upper[right + channel] - high) * col.part;
-        low += ((float)lower[right + channel] - low) * col.part;
-        out.v[i] = augment_part(high + (low - high) * row.part);
+            out.v[i] = first + (augment_byte(right[i]) - first) * column->part;
+        } else {
+            out.v[i] = out.v[0];
+        }
     }
     return out;
 }
 
+/* A pixel between two lines. */
+LK_INLINE struct augment_pixel augment_mix(const struct augment_pixel *upper,
+                                           const struct augment_pixel *lower, float part)
+{
+    struct augment_pixel out;
+
+    for (uint32_t i = 0; i < 3; i++)
+        out.v[i] = augment_part(upper->v[i] + (lower->v[i] - upper->v[i]) * part);
+    return out;
+}
+
+/* Of a number that is neither a NaN nor -0. */
 LK_INLINE float augment_clamp(float x)
 {
+#ifdef __CUDA_ARCH__
+    return __saturatef(x);
+#else
     return x < 0 ? 0 : x > 1 ? 1 : x;
+#endif
 }
 
 LK_INLINE float augment_gray(const struct augment_pixel *p)
@@ -328,11 +359,8 @@ LK_INLINE void augment_step(const struct lk_augment *a, const struct lk_augment_
 
 /* A pixel's part of the mean of gray at the step of contrast, in units of 2^-20: whole numbers have one sum in any order. */
 LK_INLINE uint32_t augment_gray_units(const struct lk_augment *a, const struct lk_augment_choice *c,
-                                      struct augment_ratios ratios, uint64_t image, uint32_t y,
-                                      uint32_t x)
+                                      struct augment_pixel p)
 {
-    struct augment_pixel p = augment_sample(a, c, ratios, image, y, x);
-
     for (uint32_t i = 0; (c->order >> 2 * i & 3U) != AUGMENT_CONTRAST; i++)
         augment_step(a, c, i, 0, &p);
     return (uint32_t)((a->channels == 3 ? augment_gray(&p) : p.v[0]) * 0x1p20F + 0.5F);
@@ -343,31 +371,19 @@ LK_INLINE float augment_mean(const struct lk_augment *a, uint64_t units)
     return (float)((double)units / ((double)a->out_height * (double)a->out_width * 0x1p20));
 }
 
-LK_INLINE void augment_store(const struct lk_augment *a, uint64_t at, float value)
-{
-    if (a->out_type == LK_FP32)
-        ((float *)a->out)[at] = value;
-    else
-        ((uint16_t *)a->out)[at] = (uint16_t)(a->out_type == LK_BF16 ? narrow_bf16(value, 1, 0, 0)
-                                                                     : narrow_fp16(value));
-}
-
-/* One pixel of the output, all channels. mean: of gray at the step of contrast. */
-LK_INLINE void augment_pixel(const struct lk_augment_launch *launch,
-                             const struct lk_augment_choice *c, struct augment_ratios ratios,
-                             uint64_t image, uint32_t y, uint32_t x, float mean)
+/* What a sampled pixel becomes in the output, all channels. mean: of gray at the step of contrast. */
+LK_INLINE struct augment_pixel augment_finish(const struct lk_augment_launch *launch,
+                                              const struct lk_augment_choice *c, uint32_t y,
+                                              uint32_t x, float mean, struct augment_pixel p)
 {
     const struct lk_augment *a = &launch->augment;
-    uint64_t plane = (uint64_t)a->out_height * a->out_width;
-    uint64_t at = image * a->channels * plane + (uint64_t)y * a->out_width + x;
-    struct augment_pixel p = augment_sample(a, c, ratios, image, y, x);
     int erased = y - c->erase_top < c->erase_height && x - c->erase_left < c->erase_width;
 
     for (uint32_t i = 0; i < 4; i++)
         augment_step(a, c, i, mean, &p);
-    for (uint32_t i = 0; i < a->channels; i++)
-        augment_store(a, at + i * plane,
-                      erased ? a->erase_value[i] : (p.v[i] - a->mean[i]) * launch->inverse_std[i]);
+    for (uint32_t i = 0; i < 3; i++)
+        p.v[i] = erased ? a->erase_value[i] : (p.v[i] - a->mean[i]) * launch->inverse_std[i];
+    return p;
 }
 
 #endif
