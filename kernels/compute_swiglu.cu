@@ -17,6 +17,23 @@ __global__ void __launch_bounds__(LK_BLOCK, 4)
     swiglu_forward_thread(&row, threadIdx.x, blockDim.x, Width);
 }
 
+/* Of short rows: a thread has one group of any row, so that none is idle. All groups have 32-bit numbers. */
+template <lk_width Width>
+__global__ void __launch_bounds__(LK_BLOCK, 4)
+    swiglu_short_kernel(const __grid_constant__ lk_swiglu_launch launch)
+{
+    uint32_t groups = static_cast<uint32_t>((launch.swiglu.columns + 7) / 8);
+    uint32_t all = static_cast<uint32_t>(launch.swiglu.rows) * groups;
+    uint32_t nth = static_cast<uint32_t>(from_the_end(blockIdx.x, gridDim.x)) * LK_BLOCK +
+                   threadIdx.x;
+
+    if (nth >= all)
+        return;
+    swiglu_row row = swiglu_find_row(&launch, nth / groups);
+
+    swiglu_forward_thread(&row, nth % groups, groups, Width);
+}
+
 template <lk_width Width>
 __global__ void __launch_bounds__(LK_BLOCK, 4)
     swiglu_backward_kernel(const __grid_constant__ lk_swiglu_launch launch)
@@ -46,6 +63,17 @@ int run(void (*kernel)(lk_swiglu_launch), const lk_swiglu_launch *launch, void *
 
 extern "C" int lk_run_swiglu_forward(const lk_swiglu_launch *launch, void *stream)
 {
+#ifdef LK_COMPUTE_VARIANTS
+    uint64_t groups = (launch->swiglu.columns + 7) / 8, all = launch->swiglu.rows * groups;
+    void *args[] = { const_cast<lk_swiglu_launch *>(launch) };
+
+    if (groups <= LK_BLOCK && all < UINT32_MAX - LK_BLOCK)
+        return cudaLaunchKernel(
+            reinterpret_cast<const void *>(launch->wide ? swiglu_short_kernel<LK_WHOLE>
+                                                        : swiglu_short_kernel<LK_SINGLE>),
+            dim3(static_cast<unsigned>((all + LK_BLOCK - 1) / LK_BLOCK)), dim3(LK_BLOCK), args, 0,
+            static_cast<cudaStream_t>(stream));
+#endif
     return run(launch->wide ? swiglu_forward_kernel<LK_WHOLE> : swiglu_forward_kernel<LK_SINGLE>,
                launch, stream);
 }
