@@ -261,6 +261,16 @@ struct lc_topo_choice {
 struct lc_topo_choice lc_topo_choose(const struct lc_topo_routes *routes, int gpu, int remote_dev,
                                      int channel);
 
+/* What collectives of a job of such nodes go over, in GB/s of one direction. Ports are those that serve GPUs by NCCL's
+ * choice, all of a node together, each no faster than its way to a GPU; inside a node it is the narrowest way that has to
+ * be used to join all GPUs. 0: there is none (one GPU, no port), or no speed is known. */
+struct lc_topo_wires {
+    int gpus, nets;
+    double inside_gbps, between_gbps;
+    enum lc_topo_path_type type; /* of the way inside; LOC: one GPU, or none */
+};
+void lc_topo_routes_wires(const struct lc_topo_routes *routes, struct lc_topo_wires *out);
+
 /* lc_topo_print_json's document with NCCL's ways between all GPUs and ports, and from them to NUMA nodes, and the ports
  * that each GPU's channels take in turn; by NCCL's variables. Also -ENOMEM, -E2BIG as lc_topo_routes_find. */
 int lc_topo_print_json_paths(const struct lc_topo *topo, lc_topo_getter *get, FILE *out);

@@ -135,6 +135,44 @@ static void gpus_that_are_no_peers_go_through_the_cpu(void)
     close_machine(&machine);
 }
 
+static void are_wires(int line, const char *text, const char *type, double inside, int nets,
+                      double between)
+{
+    struct machine machine;
+    struct lc_topo_wires wires;
+
+    open_text(&machine, text);
+    lc_topo_routes_wires(machine.routes, &wires);
+    if (wires.gpus != lc_topo_routes_gpus(machine.routes) || wires.nets != nets ||
+        strcmp(lc_topo_path_name(wires.type), type) != 0 ||
+        fabs(wires.inside_gbps - inside) > 0.01 || fabs(wires.between_gbps - between) > 0.01) {
+        fprintf(stderr, "line %d: %d GPUs %s %.2f, %d ports %.2f\n", line, wires.gpus,
+                lc_topo_path_name(wires.type), wires.inside_gbps, wires.nets, wires.between_gbps);
+        abort();
+    }
+    close_machine(&machine);
+}
+
+static void wires_of_collectives_are_the_narrowest_that_all_need(void)
+{
+    are_wires(__LINE__, INTEL TWO_GPUS END, "PHB", 24, 0, 0);
+    are_wires(__LINE__,
+              AMD GPU("11", "0", "sm=\"80\">") NVLINK GPU_END GPU("20", "1", "sm=\"80\">")
+                  NVLINK GPU_END NET("30", "0", "1") NET("31", "1", "1") END,
+              "NVL", 240, 2, 25);
+    /* the third has no NVLink */
+    are_wires(__LINE__,
+              AMD GPU("11", "0", "sm=\"80\">") NVLINK GPU_END GPU("20", "1", "sm=\"80\">")
+                  NVLINK GPU_END GPU("30", "2", "sm=\"80\">") GPU_END END,
+              "PHB", 24, 0, 0);
+    /* a port beyond a switch of 6 GB/s */
+    are_wires(__LINE__,
+              INTEL "<pci busid=\"0000:10:00.0\" class=\"0x060400\"" NARROW
+                    ">" NET("12", "0", "1") "</pci>" GPU("11", "0", "sm=\"80\">") GPU_END END,
+              "LOC", 0, 1, 6);
+    are_wires(__LINE__, INTEL NET("12", "0", "1") END, "LOC", 0, 0, 0);
+}
+
 #define ONE_SWITCH(gpu, gdr)                                                              \
     INTEL "<pci busid=\"0000:10:00.0\" class=\"0x060400\"" NARROW ">" GPU("11", "0", gpu) \
         GPU_END NET("12", "0", gdr) "</pci>" END
@@ -605,6 +643,7 @@ int main(int argc, char **argv)
 {
     CHECK(argc == 2);
     gpus_that_are_no_peers_go_through_the_cpu();
+    wires_of_collectives_are_the_narrowest_that_all_need();
     ports_without_gpudirect_are_reached_through_the_cpu();
     nvlink_leads_to_the_ports_of_other_gpus();
     gpus_do_not_relay_through_the_cpu();
