@@ -17,7 +17,7 @@ static const char help[] =
     "                      [--only rings|nccl] [--live SHARE] [--graph] [--resume] [--keep] [--json]\n"
     "                      [-- LAUNCHER ARGS]\n"
     "       loongcomm tune --explain SIZE [--op OP] [--type T] [--ranks N] [--nodes N]\n"
-    "                      [--profile FILE] [--json]\n"
+    "                      [--profile FILE] [--topology FILE] [--json]\n"
     "\n"
     "Measures on this machine, by loongcomm-bench, what beats NCCL's own choices, and writes a\n"
     "profile of it (LOONGCOMM_PROFILE): sums, all-to-alls and sends through memory that ranks map\n"
@@ -31,7 +31,8 @@ static const char help[] =
     "\n"
     "  --ranks N         ranks of the job (as many as GPUs, at least 2)\n"
     "  --out FILE        the profile (loongcomm.profile); rules in it for other numbers of ranks stay.\n"
-    "                    What is measured is kept in FILE.part until nothing is left to try\n"
+    "                    What is measured is kept in FILE.part until nothing is left to try, then,\n"
+    "                    for --explain, in FILE.RANKSxNODES.figures\n"
     "  --time MINUTES    stop trying then (5); confirming what was found may take a little longer\n"
     "  --sizes LIST      bytes (1k,4k,16k,64k,256k,1m,4m,16m,64m); nothing is said of larger ones\n"
     "  --only KIND       only rings (memory between ranks), or only nccl (its own choices)\n"
@@ -45,7 +46,10 @@ static const char help[] =
     "\n"
     "Says what would become of one call with the settings of this environment: which path it takes,\n"
     "with which algorithm where NCCL carries it, and which setting, rule of a profile or default\n"
-    "decides that. Nothing is measured or changed.\n"
+    "decides that. Nothing is measured or changed. Behind it stands how long NCCL's ways take: as was\n"
+    "measured for the profile, as a model of costs fitted to that has it, and as the same model has\n"
+    "it by the wires of this machine alone. The model decides nothing: tune uses it to choose what to\n"
+    "measure.\n"
     "\n"
     "  --explain SIZE    bytes of a rank's send buffer (4096, 64k, 16m)\n"
     "  --op OP           all-reduce (default), reduce-scatter, all-gather, all-to-all, send, ...\n"
@@ -53,6 +57,7 @@ static const char help[] =
     "  --ranks N         ranks of the communicator (as the profile's rules, else 2)\n"
     "  --nodes N         on so many nodes (as NCCL counts in the profile's rules, else 1)\n"
     "  --profile FILE    this profile instead of LOONGCOMM_PROFILE's\n"
+    "  --topology FILE   its wires instead of this machine's, as `loongcomm topo --input` takes it\n"
     "  --json            one JSON document, \"schema\": \"loongcomm.explain/1\"\n"
     "\n"
     "exit codes: 0 written (also if nothing is faster) or said, 1 something could not be measured,\n"
@@ -114,7 +119,8 @@ static int check(struct options *out, bool measures, bool asks)
     if (out->question.size && measures)
         return lc_cli_usage("tune: --explain measures nothing; see `loongcomm tune --help`");
     if (!out->question.size && asks)
-        return lc_cli_usage("tune: --op, --type, --nodes and --profile go with --explain SIZE");
+        return lc_cli_usage(
+            "tune: --op, --type, --nodes, --profile and --topology go with --explain SIZE");
     if (out->only && strcmp(out->only, "rings") != 0 && strcmp(out->only, "nccl") != 0)
         return lc_cli_usage("tune: --only takes rings or nccl, not '%s'", out->only);
     out->minutes = out->time ? strtod(out->time, &end) : 5;
@@ -137,7 +143,8 @@ static int parse_values(struct options *out, const char *ranks, const char *node
 {
     bool measures = out->out || out->time || out->sizes || out->only || out->live || out->resume ||
                     out->graph || out->keep || out->launcher;
-    bool asks = out->question.op || out->question.type || out->question.profile || nodes;
+    bool asks = out->question.op || out->question.type || out->question.profile ||
+                out->question.topology || nodes;
     int most = out->question.size ? 1 << 24 : 1024;
     int code = check(out, measures, asks);
 
@@ -174,17 +181,18 @@ static int parse(int argc, char **argv, struct options *out)
     const struct {
         const char *name, **value;
     } valued[] = {
-        {"--explain",  &out->question.size   },
-        { "--op",      &out->question.op     },
-        { "--type",    &out->question.type   },
-        { "--profile", &out->question.profile},
-        { "--ranks",   &ranks                },
-        { "--nodes",   &nodes                },
-        { "--out",     &out->out             },
-        { "--time",    &out->time            },
-        { "--sizes",   &out->sizes           },
-        { "--only",    &out->only            },
-        { "--live",    &out->live            },
+        {"--explain",   &out->question.size    },
+        { "--op",       &out->question.op      },
+        { "--type",     &out->question.type    },
+        { "--profile",  &out->question.profile },
+        { "--topology", &out->question.topology},
+        { "--ranks",    &ranks                 },
+        { "--nodes",    &nodes                 },
+        { "--out",      &out->out              },
+        { "--time",     &out->time             },
+        { "--sizes",    &out->sizes            },
+        { "--only",     &out->only             },
+        { "--live",     &out->live             },
     };
     const size_t n_valued = sizeof(valued) / sizeof(*valued);
 
@@ -481,7 +489,7 @@ static void print_turns(const struct lc_tune_turned *turned, int step, const cha
 
     found = (struct lc_tune_found){ .taken = -1 };
     for (size_t i = 0; i < turned->n && found.n < LC_TUNE_POINTS; i++) {
-        if (turned->turns[i].step == step)
+        if (turned->turns[i].step == step && turned->turns[i].measured)
             found.at[found.n++] = turned->turns[i].at;
     }
     if (found.n)
@@ -508,8 +516,12 @@ static int take_turned(struct tuning *t, const bool wanted[LC_TUNE_STEPS],
     for (size_t i = 0; i < turned->n && !err; i++) {
         const struct lc_tune_turn *one = &turned->turns[i];
 
-        if (one->step >= 0 && wanted[one->step])
+        if (one->step < 0 || !wanted[one->step])
+            continue;
+        if (one->measured)
             err = lc_tune_add(&t->results, one->step, one->at.bytes, &one->at.ratio);
+        if (one->us > 0 && !err)
+            err = lc_tune_add_time(&t->results, one->step, one->at.bytes, one->us);
     }
     for (int i = 0; i < lc_tune_n_steps && !err; i++) {
         char name[LC_TUNE_LINE];
@@ -659,13 +671,14 @@ static int list_again(const struct lc_tune_turned *turned, uint8_t op, struct lc
     for (size_t i = 0; i < turned->n && n < LC_TUNE_POINTS; i++) {
         const struct lc_tune_turn *one = &turned->turns[i];
 
-        if (one->step >= 0 || one->op != op)
+        if (one->step >= 0 || one->op != op || !one->measured)
             continue;
         out[n] = one->at;
         for (size_t k = 0; k < turned->n; k++) {
             const struct lc_tune_turn *other = &turned->turns[k];
 
-            if (other->step >= 0 && other->op == op && other->at.bytes == one->at.bytes)
+            if (other->step >= 0 && other->measured && other->op == op &&
+                other->at.bytes == one->at.bytes)
                 out[n].equal = other->at.ratio; /* there is no other step in that job */
         }
         n++;
@@ -761,8 +774,14 @@ static int choose_turns(struct tuning *t, struct lc_tune_rule *rules)
     int err;
 
     for (int p = 0; p < lc_tune_n_places; p++) {
-        if (lc_tune_places[p].kind == LC_TUNE_NCCL)
-            lc_tune_choose(&t->results, &lc_tune_places[p], &choices[p]);
+        char said[1024];
+
+        if (lc_tune_places[p].kind != LC_TUNE_NCCL)
+            continue;
+        lc_tune_choose(&t->results, &lc_tune_places[p], &choices[p]);
+        lc_tune_place_crossings(&t->results, &choices[p], said, sizeof(said));
+        if (said[0] && !t->options->question.json)
+            (void)printf("between sizes, %s: %s\n", lc_profile_op_name(lc_tune_places[p].op), said);
     }
     if (rules_of_turns(t, choices, rules) == 0)
         return 0;
@@ -898,6 +917,16 @@ static int begin(struct tuning *t)
     return lc_tune_check_out(out, r);
 }
 
+/* For --explain. */
+static void keep_figures(const struct tuning *t)
+{
+    char kept[PATH_MAX];
+
+    lc_tune_figures_path(t->options->out, t->results.ranks, t->results.nodes, kept);
+    if (rename(t->part, kept) != 0) /* it was written a moment ago, beside the profile */
+        lc_cli_say("tune: cannot keep %s: %s", kept, strerror(errno));
+}
+
 static void finish(struct tuning *t, const struct lc_tune_rule *rules, int n)
 {
     const struct lc_tune_summary summary = { t->options->out, rules, n,
@@ -908,7 +937,7 @@ static void finish(struct tuning *t, const struct lc_tune_rule *rules, int n)
     else
         lc_tune_print_summary(&t->results, &summary);
     if (summary.open == 0)
-        (void)unlink(t->part);
+        keep_figures(t);
 }
 
 static int tune(const struct options *options)
@@ -937,7 +966,7 @@ static int tune(const struct options *options)
         (void)unlink(t.tools.candidate);
     if (!err)
         finish(&t, rules, n);
-    free(t.results.figures);
+    lc_tune_free(&t.results);
     return err || t.failures ? LC_CLI_FINDING : LC_CLI_FINE;
 }
 

@@ -5,6 +5,7 @@
 #ifndef LC_CLI_TUNE_H
 #define LC_CLI_TUNE_H
 
+#include "common/cost.h"
 #include "common/profile.h"
 
 #include <limits.h>
@@ -49,6 +50,13 @@ struct lc_tune_figure {
     struct lc_tune_ratio ratio;
 };
 
+/* How long a call of one of NCCL's ways took, be it in rounds or in a first look alone; of AGAIN: of the default. */
+struct lc_tune_time {
+    int step;
+    uint64_t bytes;
+    double us;
+};
+
 enum lc_tune_state {
     LC_TUNE_OPEN,
     LC_TUNE_DONE,
@@ -64,6 +72,8 @@ struct lc_tune_results {
     uint8_t state[LC_TUNE_STEPS]; /* enum lc_tune_state */
     struct lc_tune_figure *figures;
     size_t n, room;
+    struct lc_tune_time *times;
+    size_t n_times, times_room;
 };
 
 /* tune_steps.c: what there is to measure, the most valuable first. */
@@ -81,7 +91,12 @@ int lc_tune_write_file(const char *path, void (*write)(FILE *out, const void *ar
 /* tune_state.c. 0 or -errno, after a line on standard error. */
 int lc_tune_add(struct lc_tune_results *results, int step, uint64_t bytes,
                 const struct lc_tune_ratio *ratio);
-void lc_tune_forget(struct lc_tune_results *results, int step); /* its figures */
+int lc_tune_add_time(struct lc_tune_results *results, int step, uint64_t bytes, double us);
+double lc_tune_time_of(const struct lc_tune_results *results, int step,
+                       uint64_t bytes);                         /* us; 0: not known */
+void lc_tune_forget(struct lc_tune_results *results, int step); /* its figures and times */
+void lc_tune_free(struct lc_tune_results *results);             /* what it holds */
+void lc_tune_figures_path(const char *profile, int ranks, int nodes, char out[PATH_MAX]);
 int lc_tune_save(const struct lc_tune_results *results, const char *path);
 int lc_tune_load(const char *path,
                  struct lc_tune_results *out); /* -ENOENT: there is none, silently */
@@ -103,6 +118,8 @@ struct lc_tune_point {
     int way;                    /* a step that wins at this size, or may; -1: none */
     bool sure;                  /* it has won in the first look alone */
     int next;                   /* one that wins here and at the next point, thus in between; -1 */
+    uint64_t until;             /* behind the point `way` goes on up to here; 0: not */
+    uint64_t since;             /* from here on it is the next point's way; 0: not */
     struct lc_tune_ratio won;   /* where way >= 0 */
     struct lc_tune_ratio least; /* what has to be exceeded */
 };
@@ -150,6 +167,16 @@ struct lc_tune_rule {
 };
 int lc_tune_rules(const struct lc_tune_choice *choice, int ranks, int nodes,
                   struct lc_tune_rule *out);
+
+/* tune_cost.c: what common/cost.h makes of the times. */
+
+/* -EINVAL: too few were measured. */
+int lc_tune_fit(const struct lc_tune_results *results, int step, struct lc_cost_fit *out);
+
+/* Between points of which different ways win, or one and the default, says by the fits how far each goes (`until`, `since`), where
+ * they are near what was measured at both points; only of NCCL's ways. `said`: room for a line of it, "" if nothing. */
+void lc_tune_place_crossings(const struct lc_tune_results *results, struct lc_tune_choice *choice,
+                             char *said, size_t size);
 
 /* tune_bench.c: one comparison by loongcomm-bench. */
 struct lc_tune_tools {
@@ -200,6 +227,8 @@ struct lc_tune_turns {
 struct lc_tune_turn {
     int step; /* -1: what the tuner made of the candidate */
     uint8_t op;
+    bool measured; /* else there is no ratio, but */
+    double us;     /* how long a call took; 0: not known */
     struct lc_tune_recheck at;
 };
 
@@ -240,6 +269,7 @@ struct lc_tune_record {
     char op[32], way[64]; /* "": not said */
     uint64_t bytes;
     bool measured;              /* to the end: not dropped after a few rounds */
+    double us;                  /* the median of its rounds, else of the first look; 0: none */
     struct lc_tune_ratio ratio; /* zeros: none */
     double low, high;           /* what its median is between; 0: not said */
 };
@@ -292,10 +322,36 @@ void lc_tune_print_json(const struct lc_tune_results *results,
 
 /* explain.c: what `--explain` is asked. NULL or 0: not given. */
 struct lc_tune_question {
-    const char *size, *op, *type, *profile;
+    const char *size, *op, *type, *profile, *topology;
     int ranks, nodes;
     bool json;
 };
+
+/* explain_cost.c: how long NCCL's ways take at one size. */
+struct lc_tune_wires {
+    struct lc_cost_wires wires;
+    bool known;     /* some of it */
+    char note[512]; /* of what they are, or why they are not known */
+};
+struct lc_tune_estimate {
+    struct lc_profile_rule way; /* without ranks, nodes and range; of the default: see below */
+    bool is_default;            /* what NCCL does by itself, whatever that is */
+    double wires_us;            /* the model's, of the wires; below 0: not known */
+    double fitted_us;           /* the model's, fitted to what was measured; below 0: not */
+    double error;               /* relative, of the fit */
+    int points;                 /* sizes it is of */
+    double measured_us;         /* at this size; 0: not */
+};
+struct lc_tune_costs {
+    struct lc_tune_wires wires;
+    char figures[512]; /* where what was measured is from, or that there is nothing */
+    bool placed; /* an end of the rule is between sizes that were measured, but not beside one */
+    int n;
+    struct lc_tune_estimate at[LC_TUNE_STEPS]; /* the fastest first, by the best that is known */
+};
+void lc_tune_estimate(const char *topology, const struct lc_profile *profile,
+                      const char *profile_path, const struct lc_cost_call *call,
+                      const struct lc_profile_rule *rule, struct lc_tune_costs *out);
 
 /* Returns the exit code. */
 int lc_tune_explain(const struct lc_tune_question *question);

@@ -89,6 +89,8 @@ static void visit_record(struct reader *reader, const char *name, const char *va
         COPY(record->way, value);
     } else if (strcmp(name, "state") == 0) {
         record->measured = strcmp(value, "measured") == 0;
+    } else if (strcmp(name, "first_us") == 0 || strcmp(name, "median_us") == 0) {
+        record->us = strtod(value, NULL); /* in this order */
     } else if (strncmp(name, "ratio.", 6) == 0) {
         visit_ratio(name + 6, value, record);
     }

@@ -295,6 +295,19 @@ static uint64_t between(uint64_t a, uint64_t b)
     return middle - middle % 512;
 }
 
+static bool has_middle(uint64_t low, uint64_t high)
+{
+    return between(low, high) > low;
+}
+
+/* Of a range that is to have a rule, the middle; 0 bytes at its end: there is none. */
+static int add_middle(uint64_t low, uint64_t high, uint64_t *sizes, int n, int max)
+{
+    if (high && n < max && has_middle(low, high))
+        sizes[n++] = between(low, high);
+    return n;
+}
+
 int lc_tune_recheck_sizes(const struct lc_tune_choice *choice, uint64_t *sizes, int max)
 {
     int n = 0;
@@ -304,9 +317,11 @@ int lc_tune_recheck_sizes(const struct lc_tune_choice *choice, uint64_t *sizes, 
 
         if (point->way >= 0)
             sizes[n++] = point->bytes;
-        if (point->next >= 0 && n < max &&
-            between(point->bytes, choice->point[i + 1].bytes) > point->bytes)
-            sizes[n++] = between(point->bytes, choice->point[i + 1].bytes);
+        n = add_middle(point->bytes, point->until, sizes, n, max);
+        if (point->next >= 0)
+            n = add_middle(point->bytes, choice->point[i + 1].bytes, sizes, n, max);
+        if (point->since)
+            n = add_middle(point->since, choice->point[i + 1].bytes, sizes, n, max);
     }
     return n;
 }
@@ -362,16 +377,17 @@ static bool wins_together(const struct lc_tune_point *point, const struct lc_tun
     return wins(out, &least);
 }
 
-/* Whatever was looked at between two points must win there as well. */
-static bool wins_between(const struct lc_tune_point *a, const struct lc_tune_point *b,
+/* Whatever was looked at between two points, or in a range there, must win there as well. */
+static bool wins_between(const struct lc_tune_point *a, uint64_t low, uint64_t high,
                          const struct lc_tune_recheck *recheck, int n)
 {
+    const struct lc_tune_point *b = a + 1;
     const struct lc_tune_ratio least = { 0, larger(a->least.p10, b->least.p10),
                                          larger(a->least.p90, b->least.p90) };
-    bool seen = between(a->bytes, b->bytes) <= a->bytes;
+    bool seen = !has_middle(low, high);
 
     for (int i = 0; i < n; i++) {
-        if (recheck[i].bytes <= a->bytes || recheck[i].bytes >= b->bytes)
+        if (recheck[i].bytes <= low || recheck[i].bytes >= high)
             continue;
         if (!wins_again(&recheck[i], &least))
             return false;
@@ -396,12 +412,19 @@ void lc_tune_confirm(struct lc_tune_choice *choice, const struct lc_tune_recheck
         else
             point->way = -1;
     }
-    for (int i = 0; i < choice->n; i++) {
+    for (int i = 0; i + 1 < choice->n; i++) {
         struct lc_tune_point *point = &choice->point[i];
+        const struct lc_tune_point *other = &choice->point[i + 1];
 
-        if (point->next >= 0 && (point->way < 0 || choice->point[i + 1].way < 0 ||
-                                 !wins_between(point, &choice->point[i + 1], recheck, n)))
+        if (point->next >= 0 && (point->way < 0 || other->way < 0 ||
+                                 !wins_between(point, point->bytes, other->bytes, recheck, n)))
             point->next = -1;
+        if (point->until && (point->way < 0 || !has_middle(point->bytes, point->until) ||
+                             !wins_between(point, point->bytes, point->until, recheck, n)))
+            point->until = 0;
+        if (point->since && (other->way < 0 || !has_middle(point->since, other->bytes) ||
+                             !wins_between(point, point->since, other->bytes, recheck, n)))
+            point->since = 0;
     }
 }
 
@@ -433,8 +456,14 @@ void lc_tune_merge(struct lc_tune_choice *choice, const struct lc_tune_choice *o
         choice->point[i].won = other->point[i].won;
     }
     for (int i = 0; i + 1 < choice->n; i++) {
-        if (choice->point[i].next < 0 && choice->point[i].way >= 0 && choice->point[i + 1].way >= 0)
-            choice->point[i].next = other->point[i].next;
+        struct lc_tune_point *point = &choice->point[i];
+
+        if (point->next < 0 && point->way >= 0 && choice->point[i + 1].way >= 0)
+            point->next = other->point[i].next;
+        if (!point->until && point->way >= 0)
+            point->until = other->point[i].until;
+        if (!point->since && choice->point[i + 1].way >= 0)
+            point->since = other->point[i].since;
     }
 }
 
@@ -469,8 +498,13 @@ int lc_tune_rules(const struct lc_tune_choice *choice, int ranks, int nodes,
 
         if (point->way >= 0)
             n = extend(out, n, point->way, point->bytes, point->bytes + 1, point);
+        if (point->until)
+            n = extend(out, n, point->way, point->bytes + 1, point->until, NULL);
         if (point->next >= 0)
             n = extend(out, n, point->next, point->bytes + 1, choice->point[i + 1].bytes, NULL);
+        if (point->since)
+            n = extend(out, n, choice->point[i + 1].way, point->since, choice->point[i + 1].bytes,
+                       NULL);
     }
     for (int i = 0; i < n; i++) {
         out[i].rule.ranks = (uint32_t)ranks;

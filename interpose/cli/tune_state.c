@@ -7,10 +7,11 @@
  *     nccl 22809 ranks 2 nodes 2
  *     how 4096,65536 live 1
  *     65536 1.012 0.991 1.033
+ *     65536 took 302.125
  *     done rings all-reduce exact two-shot 32
  *
- * Figures (bytes; median, p10 and p90 of the ratio) stand in front of the step that they are of, or `failed STEP`; `open
- * STEP` is one that was not measured at all sizes.
+ * Figures (bytes; median, p10 and p90 of the ratio) and times (microseconds of a call; of the default in front of `again`)
+ * stand in front of the step that they are of, or `failed STEP`; `open STEP` is one that was not measured at all sizes.
  */
 #include "common/cleanup.h"
 #include "interpose/cli/cli.h"
@@ -38,6 +39,55 @@ int lc_tune_add(struct lc_tune_results *results, int step, uint64_t bytes,
     return 0;
 }
 
+static struct lc_tune_time *find_time(const struct lc_tune_results *results, int step,
+                                      uint64_t bytes)
+{
+    for (size_t i = 0; i < results->n_times; i++) {
+        if (results->times[i].step == step && results->times[i].bytes == bytes)
+            return &results->times[i];
+    }
+    return NULL;
+}
+
+static int append_time(struct lc_tune_results *results, int step, uint64_t bytes, double us)
+{
+    if (results->n_times == results->times_room) {
+        size_t room = results->times_room ? results->times_room * 2 : 256;
+        struct lc_tune_time *times = realloc(results->times, room * sizeof(*times));
+
+        if (!times)
+            return -ENOMEM;
+        results->times = times;
+        results->times_room = room;
+    }
+    results->times[results->n_times++] = (struct lc_tune_time){ step, bytes, us };
+    return 0;
+}
+
+int lc_tune_add_time(struct lc_tune_results *results, int step, uint64_t bytes, double us)
+{
+    struct lc_tune_time *known = find_time(results, step, bytes);
+
+    if (!known)
+        return append_time(results, step, bytes, us);
+    known->us = us;
+    return 0;
+}
+
+double lc_tune_time_of(const struct lc_tune_results *results, int step, uint64_t bytes)
+{
+    const struct lc_tune_time *time = find_time(results, step, bytes);
+
+    return time ? time->us : 0;
+}
+
+void lc_tune_free(struct lc_tune_results *results)
+{
+    free(results->figures);
+    free(results->times);
+    *results = (struct lc_tune_results){ 0 };
+}
+
 const struct lc_tune_ratio *lc_tune_find(const struct lc_tune_results *results, int step,
                                          uint64_t bytes)
 {
@@ -57,6 +107,12 @@ void lc_tune_forget(struct lc_tune_results *results, int step)
             results->figures[kept++] = results->figures[i];
     }
     results->n = kept;
+    kept = 0;
+    for (size_t i = 0; i < results->n_times; i++) {
+        if (results->times[i].step != step)
+            results->times[kept++] = results->times[i];
+    }
+    results->n_times = kept;
 }
 
 /* By enum lc_tune_state. */
@@ -76,6 +132,14 @@ static void write_step(FILE *out, const struct lc_tune_results *results, int ste
                       figure->ratio.p10, figure->ratio.p90);
         any = true;
     }
+    for (size_t i = 0; i < results->n_times; i++) {
+        const struct lc_tune_time *time = &results->times[i];
+
+        if (time->step != step)
+            continue;
+        (void)fprintf(out, "%" PRIu64 " took %.3f\n", time->bytes, time->us);
+        any = true;
+    }
     if (!any && results->state[step] == LC_TUNE_OPEN)
         return;
     lc_tune_step_name(&lc_tune_steps[step], name, sizeof(name));
@@ -90,6 +154,11 @@ static void write_results(FILE *out, const void *arg)
                   results->nccl, results->ranks, results->nodes, results->how);
     for (int i = 0; i < lc_tune_n_steps; i++)
         write_step(out, results, i);
+}
+
+void lc_tune_figures_path(const char *profile, int ranks, int nodes, char out[PATH_MAX])
+{
+    (void)snprintf(out, PATH_MAX, "%s.%dx%d.figures", profile, ranks, nodes);
 }
 
 int lc_tune_save(const struct lc_tune_results *results, const char *path)
@@ -120,8 +189,26 @@ static int take_text(const char *line, const char *name, char *out, size_t size)
     return 0;
 }
 
-/* A step, for the figures in front of it. 0: it is none; -EINVAL: not one, or once more. */
-static int take_step(struct lc_tune_results *out, const char *line, size_t *open)
+/* Figures and times stand in front of their step: until then, from these on, they belong to none. */
+struct open {
+    size_t figures, times;
+};
+
+static bool has_any(const struct lc_tune_results *results, const struct open *open, int step)
+{
+    for (size_t i = 0; i < open->figures; i++) {
+        if (results->figures[i].step == step)
+            return true;
+    }
+    for (size_t i = 0; i < open->times; i++) {
+        if (results->times[i].step == step)
+            return true;
+    }
+    return false;
+}
+
+/* A step, for what stands in front of it. 0: it is none; -EINVAL: not one, or once more. */
+static int take_step(struct lc_tune_results *out, const char *line, struct open *open)
 {
     for (int state = 0; state < (int)(sizeof(states) / sizeof(*states)); state++) {
         size_t skip = strlen(states[state]);
@@ -130,25 +217,42 @@ static int take_step(struct lc_tune_results *out, const char *line, size_t *open
         if (strncmp(line, states[state], skip) != 0 || line[skip] != ' ')
             continue;
         step = find_step(line + skip + 1);
-        if (step < 0 || out->state[step] != LC_TUNE_OPEN)
+        if (step < 0 || out->state[step] != LC_TUNE_OPEN || has_any(out, open, step))
             return -EINVAL;
-        for (size_t i = 0; i < *open; i++) {
-            if (out->figures[i].step == step)
-                return -EINVAL;
-        }
         out->state[step] = (uint8_t)state;
-        for (; *open < out->n; ++*open)
-            out->figures[*open].step = step;
+        for (; open->figures < out->n; open->figures++)
+            out->figures[open->figures].step = step;
+        for (; open->times < out->n_times; open->times++)
+            out->times[open->times].step = step;
         return 1;
     }
     return 0;
 }
 
-/* Figures stand in front of their step: until then they belong to none. */
-static int take_line(struct lc_tune_results *out, char *line, int number, size_t *open)
+#define MOST ((size_t)LC_TUNE_STEPS * LC_TUNE_SIZES)
+
+static int take_figure(struct lc_tune_results *out, const char *line)
 {
     struct lc_tune_ratio ratio;
     uint64_t bytes;
+    double us;
+    int end = 0;
+
+    if (sscanf(line, "%19" SCNu64 " took %lf%n", &bytes, &us, &end) == 2 && end && !line[end])
+        return bytes == 0 || bytes > (uint64_t)1 << 60 || !(us > 0 && us < 1e12) ||
+                       out->n_times > MOST
+                   ? -EINVAL
+                   : append_time(out, -1, bytes, us);
+    if (sscanf(line, "%19" SCNu64 " %lf %lf %lf%n", &bytes, &ratio.median, &ratio.p10, &ratio.p90,
+               &end) != 4 ||
+        line[end] || bytes == 0 || bytes > (uint64_t)1 << 60 || !lc_tune_is_ratio(&ratio) ||
+        out->n > MOST)
+        return -EINVAL;
+    return lc_tune_add(out, -1, bytes, &ratio);
+}
+
+static int take_line(struct lc_tune_results *out, const char *line, int number, struct open *open)
+{
     int end = 0;
     int taken;
 
@@ -168,22 +272,38 @@ static int take_line(struct lc_tune_results *out, char *line, int number, size_t
     taken = take_step(out, line, open);
     if (taken)
         return taken < 0 ? taken : 0;
-    if (sscanf(line, "%19" SCNu64 " %lf %lf %lf%n", &bytes, &ratio.median, &ratio.p10, &ratio.p90,
-               &end) != 4 ||
-        line[end] || bytes == 0 || bytes > (uint64_t)1 << 60 || !lc_tune_is_ratio(&ratio) ||
-        out->n > (size_t)LC_TUNE_STEPS * LC_TUNE_SIZES)
-        return -EINVAL;
-    return lc_tune_add(out, -1, bytes, &ratio);
+    return take_figure(out, line);
+}
+
+/* `number`: of the line that is refused. What was read is the caller's to free, whatever the answer is. */
+static int read_lines(FILE *in, struct lc_tune_results *out, int *number)
+{
+    char line[LC_TUNE_HOW + 8];
+    struct open open = { 0 };
+    int err = 0;
+
+    *number = 0;
+    while (!err && fgets(line, sizeof(line), in)) {
+        size_t length = strlen(line);
+
+        ++*number;
+        if (!length || line[length - 1] != '\n')
+            err = -EINVAL; /* written whole or not at all */
+        else
+            line[length - 1] = '\0';
+        if (!err)
+            err = take_line(out, line, *number, &open);
+    }
+    if (!err && (*number < 4 || open.figures != out->n || open.times != out->n_times || ferror(in)))
+        err = -EINVAL;
+    return err;
 }
 
 int lc_tune_load(const char *path, struct lc_tune_results *out)
 {
     lc_autofclose FILE *in = fopen(path, "re");
     struct lc_tune_results results = { 0 };
-    char line[LC_TUNE_HOW + 8];
-    size_t open = 0;
-    int number = 0;
-    int err = 0;
+    int number, err;
 
     if (!in) {
         err = -errno;
@@ -191,24 +311,12 @@ int lc_tune_load(const char *path, struct lc_tune_results *out)
             lc_cli_say("tune: cannot read %s: %s", path, strerror(-err));
         return err;
     }
-    while (!err && fgets(line, sizeof(line), in)) {
-        size_t length = strlen(line);
-
-        number++;
-        if (!length || line[length - 1] != '\n')
-            err = -EINVAL; /* written whole or not at all */
-        else
-            line[length - 1] = '\0';
-        if (!err)
-            err = take_line(&results, line, number, &open);
-    }
-    if (!err && (number < 4 || open != results.n || ferror(in)))
-        err = -EINVAL;
+    err = read_lines(in, &results, &number);
     if (err) {
         lc_cli_say("tune: %s, line %d: not what `loongcomm tune` writes; remove it, or go without "
                    "--resume",
                    path, number);
-        free(results.figures);
+        lc_tune_free(&results);
         return err;
     }
     *out = results;

@@ -82,11 +82,13 @@ struct reader {
     int err;
 };
 
-/* -1: the candidate's; -2: nothing that was asked for. */
+/* -1: the candidate's; -2: nothing that was asked for. The default is what AGAIN is of. */
 static int step_of(int op, const char *way)
 {
     if (strcmp(way, "profile") == 0)
         return -1;
+    if (strcmp(way, "default") == 0)
+        way = "again";
     for (int i = 0; i < lc_tune_n_steps; i++) {
         const struct lc_tune_step *step = &lc_tune_steps[i];
         char name[LC_TUNE_LINE] = "again";
@@ -118,12 +120,17 @@ static void take_record(const struct lc_tune_record *record, void *arg)
     int op = op_of(record->op);
     int step = step_of(op, record->way);
 
+    bool is_default = strcmp(record->way, "default") == 0;
+    bool measured = record->measured && !is_default;
+    double us = strcmp(record->way, "again") == 0 || !(record->us > 0) ? 0 : record->us;
+
     /* A round in which something else happened says nothing of the way, and there may be few. */
     if (record->low > 0 && record->high > 0) {
         ratio.p10 = record->low;
         ratio.p90 = record->high;
     }
-    if (op < 0 || !record->measured || step < -1 || !lc_tune_is_ratio(&ratio) || reader->err)
+    measured = measured && lc_tune_is_ratio(&ratio);
+    if (op < 0 || step < -1 || !(measured || us > 0) || reader->err)
         return;
     if (out->n == out->room) {
         size_t room = out->room ? out->room * 2 : 256;
@@ -139,6 +146,8 @@ static void take_record(const struct lc_tune_record *record, void *arg)
     out->turns[out->n++] = (struct lc_tune_turn){
         .step = step,
         .op = (uint8_t)op,
+        .measured = measured,
+        .us = us,
         .at = {.bytes = record->bytes, .ratio = ratio}
     };
 }

@@ -101,6 +101,49 @@ class Explain(CliTest):
         self.assertIn("path: memory mapped between the ranks, two-shot, 16 CTAs\n   why: rule of the profile: rings",
                       result.stdout)
 
+    def test_wires_order_the_ways(self):
+        h100 = os.path.join(os.environ["LC_SOURCE"], "tests/topology/data/oci-hpc/H100-topology.xml")
+        job = ("--ranks", "16", "--nodes", "2", "--topology", h100)
+        if "libloongtopo.so is not installed" in self.explain("64", *job)["costs"]["wires"]:
+            self.skipTest("no libloongtopo.so")
+        for size, best, worse in (("64", "tree ll", "ring simple"), ("64m", "ring ll128", "ring ll 1")):
+            document = self.explain(size, *job)
+            us = {way["way"]: way["wires_us"] for way in document["costs"]["ways"]}
+            self.assertEqual((document["costs"]["ways"][0]["way"], min(us, key=us.get)), (best, best))
+            self.assertLess(1.5 * us[best], us[worse])
+            self.assertIn("8 GPUs, 371 GB/s (NVL) between them; 16 ports, 360.0 GB/s together", document["costs"]["wires"])
+            self.assertEqual(document["nccl"]["choice"], "NCCL's own choice")  # whatever the model says
+        result = call("tune", "--explain", "64m", *job)
+        self.assertRegex(result.stdout, r"\n   ring ll128 +- +- +435.8 us\n")
+        self.assertNotIn("costs", self.explain("64", "--op", "broadcast", *job))
+        self.assertNotIn("costs", self.explain("64k", LOONGCOMM_PEER="force"))  # NCCL is not asked
+
+    def test_what_was_measured_stands_beside_the_fit(self):
+        figures = "loongcomm.tune/1\ngpu none\nnccl 22809 ranks 2 nodes 2\nhow x\n"
+        for step, start, byte in (("again all-reduce", 300, 1e-3), ("nccl all-reduce ring simple 1", 250, 5e-4)):
+            figures += "".join("%d took %.3f\n" % (size, start + byte * size) for size in (65536, 262144, 1048576))
+            figures += "65536 1 1 1\n1048576 1 1 1\n" + "done %s\n" % step
+        path = self.profile("nccl all-reduce 2 2 65536 475136 tree ll 4\nnccl all-reduce 2 2 475136 1048577 ring simple 1\n")
+        plugin = {"NCCL_TUNER_PLUGIN": "libnccl-tuner-loongcomm.so", "LOONGCOMM_PROFILE": path}
+        self.assertIn("none: there is no %s.2x2.figures" % path, self.explain("64k", **plugin)["costs"]["figures"])
+        self.write("profile.2x2.figures", figures)
+        document = self.explain("512k", **plugin)
+        self.assertIn("; where it ends was placed by the model, and measured on this side of it", document["nccl"]["why"])
+        ring, default = document["costs"]["ways"]
+        self.assertEqual((ring["way"], ring["sizes"], default["way"]), ("ring simple 1", 3, "default"))
+        self.assertAlmostEqual(ring["fitted_us"], 250 + 5e-4 * 524288, 1)
+        self.assertLess(ring["error"], 1e-5)
+        self.assertNotIn("measured_us", ring)
+        self.assertAlmostEqual(self.explain("256k", **plugin)["costs"]["ways"][1]["measured_us"], 300 + 262.144, 2)
+        for text, why in ((figures.replace("22809", "22808"), "is of another GPU, NCCL or job"), (figures[:-2], "is not understood"),
+                          (figures.replace("took", "tock"), "is not understood"), (figures.replace("365.536", "nan"), "is not understood"),
+                          (figures.replace("took 3", "took -3"), "is not understood")):
+            self.write("profile.2x2.figures", text)
+            document = self.document(call("tune", "--json", "--explain", "512k", **plugin))
+            self.assertIn(why, document["costs"]["figures"])
+            self.assertEqual(document["costs"]["ways"], [])
+            self.assertEqual(document["nccl"]["choice"], "ring simple, 1 channels at most")
+
     def test_unreadable_profile_is_an_error(self):
         for path in (self.path("missing"), self.write("bad", "loongcomm.profile/1\nrings all\n")):
             result = call("tune", "--explain", "64k", "--profile", path)
@@ -170,7 +213,7 @@ class Tune(CliTest):
         self.assertEqual(self.lines("p")[:3], (HEAD % "none").splitlines())
         self.assertIn("p: 3 rules for 2 ranks on none, NCCL 2.28.9", result.stdout)
         self.assertIn("one-shot 16 # 1.400, 1.500", "\n".join(self.lines("p")))
-        self.assertEqual(sorted(os.listdir(self.folder)), ["log", "p", "world"])
+        self.assertEqual(sorted(os.listdir(self.folder)), ["log", "p", "p.2x1.figures", "world"])
 
     def test_nothing_faster_is_an_empty_profile(self):
         result = self.tune_some({TWO: {"1024": (1.5, 1.01, 1.6), "4096": (1.5, 1.02, 1.6), "16384": (1.03, 1.025, 1.04)},
@@ -383,6 +426,44 @@ class Tune(CliTest):
         self.assertIn("nccl all-reduce 2 1 1025 4096 ring simple 0 # won at the sizes around it", self.lines("p"))
         self.assertIn("1025 4096 ring simple 0  (won at the sizes around it)", result.stdout)
         self.assertNotIn("inf", result.stdout)
+
+    SIZES = (65536, 262144, 1048576, 4194304)
+
+    def tune_model(self, ways, default, **more):
+        """NCCL's ways of which each takes `start` and `byte` us, as the default does; the second look finds whatever was found."""
+        took = lambda terms, size: terms[0] + terms[1] * size
+        ratios, times = {}, {"all-reduce %d" % size: took(default, size) for size in self.SIZES}
+        for way, terms in ways.items():
+            gains = {size: took(default, size) / took(terms, size) for size in self.SIZES}
+            ratios["nccl all-reduce " + way] = {str(size): (g, .99 * g, 1.01 * g) for size, g in gains.items()} | {"else": WIN}
+        return self.tune_some(ratios, "--only", "nccl", sizes=tuple(map(str, self.SIZES)), us=times, **more)
+
+    def test_fits_of_two_ways_say_how_far_each_goes(self):
+        tree, ring = "tree simple 0", "ring simple 1"
+        ways, default = {tree: (60, 9e-4), ring: (250, 5e-4)}, (300, 1e-3)  # as fast at 475000 bytes
+        result = self.tune_model(ways, default)
+        self.assertEqual(self.rules(), ["nccl all-reduce 2 1 65536 475136 " + tree, "nccl all-reduce 2 1 475136 4194305 " + ring])
+        self.assertIn("between sizes, all-reduce: tree simple 0 up to 475136, ring simple 1 from there (fits are off by 0 and 0 %)\n",
+                      result.stdout)
+        os.unlink(self.path("p"))
+        self.tune_model(ways, default, again={"all-reduce 705536": (1.0, 0.99, 1.01)})  # looked at in the middle
+        self.assertEqual(self.rules(), ["nccl all-reduce 2 1 65536 475136 " + tree, "nccl all-reduce 2 1 1048576 4194305 " + ring])
+
+    def test_fits_say_where_the_default_is_better(self):
+        tree = "tree simple 0"
+        for terms, default, ranges in (((100, 2e-3), (600, 1e-3), ["65536 478720"]),  # 600 + x > 1.02 (100 + 2 x)
+                                       ((600, 1e-3), (100, 2e-3), ["522240 4194305"])):
+            self.tune_model({tree: terms}, default)
+            self.assertEqual(self.rules(), ["nccl all-reduce 2 1 %s %s" % (r, tree) for r in ranges])
+            os.unlink(self.path("p"))
+
+    def test_fit_that_is_far_from_what_was_measured_says_nothing(self):
+        ways = {"nccl all-reduce tree simple 0": {"65536": WIN, "262144": WIN, "else": WIN}}
+        for times in ((), (100, 5000, 80, 9000)):
+            result = self.tune_some(ways, "--only", "nccl", sizes=tuple(map(str, self.SIZES)),
+                                    us={"all-reduce %d" % size: us for size, us in zip(self.SIZES, times)})
+            self.assertEqual(self.rules(), ["nccl all-reduce 2 1 65536 262145 tree simple 0"])
+            self.assertNotIn("between sizes", result.stdout)
 
     def test_figures_are_of_the_settings_of_nccl_that_they_were_measured_with(self):
         settings = {"NCCL_ALGO": "ring", "NCCL_NET": "Socket"}

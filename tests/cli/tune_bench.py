@@ -42,10 +42,16 @@ def log(line):
     return lines
 
 
+def took(op, size, ratio):
+    us = world.get("us", {}).get("%s %s" % (OPS[op], size))
+    return '"median_us": %r, ' % (us / ratio) if us else ""
+
+
 def turn(op, size, way, step, figures):
-    return ('{"op": "%s", "bytes": %s, "dtype": "f32", "way": "%s", "state": "%s", '
+    figures = tuple(figures or (1.0, 0.995, 1.005))
+    return ('{"op": "%s", "bytes": %s, "dtype": "f32", "way": "%s", "state": "%s", %s'
             '"ratio": {"median": %s, "p10": %s, "p90": %s, "rounds": [1]}}' %
-            ((op, size, way, world.get("states", {}).get(step, "measured")) + tuple(figures or (1.0, 0.995, 1.005))))
+            ((op, size, way, world.get("states", {}).get(step, "measured"), took(op, size, figures[0])) + figures))
 
 
 def profile_step(op, size):
@@ -71,7 +77,7 @@ if op == "ways":
         sizes = [s for s in sizes.split(",") if int(s) <= last]
         for size in sizes[:len(sizes) - ("--profile" not in options) * world.get("left", 0)]:
             again = "again " + OPS[name]
-            records.append('{"op": "%s", "bytes": %s, "way": "default", "state": "measured"}' % (name, size))
+            records.append('{"op": "%s", "bytes": %s, "way": "default", %s"state": "measured"}' % (name, size, took(name, size, 1)))
             records.append(turn(name, size, "again", again, look.get("equal %s %s" % (OPS[name], size)) or world["ratios"].get(again, {}).get(size)))
             records += [turn(name, size, way, step, world["ratios"].get(step, {}).get(size)) for op, way, step in steps if op == name]
             if "--profile" in options:
