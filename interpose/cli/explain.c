@@ -37,6 +37,10 @@ struct answer {
     const char *profile_path;
     char profile_note[TEXT_MAX];
     struct decision path, nccl;
+    const char *topology;       /* a file; NULL: this machine */
+    bool asked;                 /* NCCL is, for an operation that its tuner is asked for, and */
+    struct lc_cost_call cost;   /* this */
+    struct lc_tune_costs costs; /* is what its ways cost */
 };
 
 static const struct {
@@ -340,6 +344,24 @@ static uint64_t nccl_bytes(const struct answer *answer, const struct call *call,
     return path == LC_PATH_CAST ? bytes / 2 : bytes;
 }
 
+/* What NCCL's ways cost, where its tuner is asked: for other operations nothing is measured either. */
+static void estimate(struct answer *answer, const struct call *call,
+                     const struct lc_profile_rule *rule, uint64_t bytes)
+{
+    const struct lc_cost_call cost = { .op = (uint8_t)call->profile_op,
+                                       .ranks = (uint32_t)call->ranks,
+                                       .nodes = (uint32_t)call->nodes,
+                                       .bytes = bytes };
+
+    if (call->profile_op != LC_PROFILE_ALL_REDUCE && call->profile_op != LC_PROFILE_ALL_GATHER &&
+        call->profile_op != LC_PROFILE_REDUCE_SCATTER)
+        return;
+    answer->cost = cost;
+    answer->asked = true;
+    lc_tune_estimate(answer->topology, answer->profile, answer->profile_path, &cost, rule,
+                     &answer->costs);
+}
+
 static void explain_nccl(struct answer *answer, const struct call *call, enum lc_path path)
 {
     const struct lc_profile_rule *rule = NULL;
@@ -356,6 +378,7 @@ static void explain_nccl(struct answer *answer, const struct call *call, enum lc
     if (answer->profile && call->profile_op >= 0 && answer->settings.config.enable)
         rule = lc_profile_nccl(answer->profile, (unsigned)call->profile_op, (uint64_t)call->ranks,
                                (uint64_t)call->nodes, nccl_bytes(answer, call, path));
+    estimate(answer, call, rule, nccl_bytes(answer, call, path));
     if (!rule) {
         (void)snprintf(d->why, TEXT_MAX, "default: %s",
                        answer->profile ? "no rule of the profile holds" : "there is no profile");
@@ -377,7 +400,58 @@ static void explain_nccl(struct answer *answer, const struct call *call, enum lc
                    lc_environment_has("NCCL_ALGO") || lc_environment_has("NCCL_PROTO")
                        ? "; NCCL_ALGO and NCCL_PROTO of the environment rule out what they do not "
                          "name"
+                   : answer->costs.placed
+                       ? "; where it ends was placed by the model, and measured on this side of it"
                        : "");
+}
+
+static const char *way_name(const struct lc_tune_estimate *e, char *out, size_t size)
+{
+    char channels[16] = "";
+
+    if (e->is_default)
+        return "NCCL's default";
+    if (e->way.width)
+        (void)snprintf(channels, sizeof(channels), " %u", e->way.width);
+    (void)snprintf(out, size, "%s %s%s", lc_profile_algorithm_name(e->way.algorithm),
+                   lc_profile_protocol_name(e->way.protocol), channels);
+    return out;
+}
+
+static const char *microseconds(double us, char *out, size_t size)
+{
+    if (us > 0)
+        (void)snprintf(out, size, "%.1f us", us);
+    else
+        (void)snprintf(out, size, "-");
+    return out;
+}
+
+#define SHOWN 12 /* ways in text, the fastest */
+
+static void print_costs(const struct answer *answer)
+{
+    const struct lc_tune_costs *costs = &answer->costs;
+
+    (void)printf("NCCL's ways for its %llu bytes; the model of costs decides nothing:\n",
+                 (unsigned long long)answer->cost.bytes);
+    (void)printf("   wires: %s\n   measured: %s\n", costs->wires.note, costs->figures);
+    if (costs->n)
+        (void)printf("   %-20s %14s %14s %10s %14s\n", "", "measured", "fitted", "off by",
+                     "by wires");
+    for (int i = 0; i < costs->n && i < SHOWN; i++) {
+        const struct lc_tune_estimate *e = &costs->at[i];
+        char name[64], measured[32], fitted[32], wires[32], off[32] = "";
+
+        if (e->fitted_us > 0)
+            (void)snprintf(off, sizeof(off), "%.0f %%", 100 * e->error);
+        (void)printf("   %-20s %14s %14s %10s %14s\n", way_name(e, name, sizeof(name)),
+                     microseconds(e->measured_us, measured, sizeof(measured)),
+                     microseconds(e->fitted_us, fitted, sizeof(fitted)), off,
+                     microseconds(e->wires_us, wires, sizeof(wires)));
+    }
+    if (costs->n > SHOWN)
+        (void)printf("   and %d slower ones (--json)\n", costs->n - SHOWN);
 }
 
 static void print_text(const struct answer *answer, const struct call *call)
@@ -387,6 +461,8 @@ static void print_text(const struct answer *answer, const struct call *call)
     (void)printf("profile: %s\n", answer->profile_note);
     (void)printf("path: %s\n   why: %s\n", answer->path.choice, answer->path.why);
     (void)printf("NCCL's algorithm: %s\n   why: %s\n", answer->nccl.choice, answer->nccl.why);
+    if (answer->asked)
+        print_costs(answer);
     if (call->op.kind == LC_OP_ALL_REDUCE && answer->settings.config.coalesce &&
         answer->settings.config.enable && strcmp(answer->path.choice, "NCCL") == 0)
         (void)printf("in a group with others: packed into one call (LOONGCOMM_COALESCE) if both "
@@ -410,6 +486,47 @@ static void json_decision(struct lc_json *json, const char *key, const struct de
     lc_json_end(json);
 }
 
+static void json_us(struct lc_json *json, const char *key, double us)
+{
+    if (!(us > 0))
+        return;
+    lc_json_key(json, key);
+    lc_json_double(json, us);
+}
+
+static void json_costs(struct lc_json *json, const struct answer *answer)
+{
+    const struct lc_tune_costs *costs = &answer->costs;
+    char name[64];
+
+    lc_json_key(json, "costs");
+    lc_json_object(json);
+    lc_json_key(json, "bytes");
+    lc_json_uint(json, answer->cost.bytes);
+    json_text(json, "wires", costs->wires.note);
+    json_text(json, "figures", costs->figures);
+    lc_json_key(json, "ways");
+    lc_json_array(json);
+    for (int i = 0; i < costs->n; i++) {
+        const struct lc_tune_estimate *e = &costs->at[i];
+
+        lc_json_object(json);
+        json_text(json, "way", e->is_default ? "default" : way_name(e, name, sizeof(name)));
+        json_us(json, "measured_us", e->measured_us);
+        json_us(json, "fitted_us", e->fitted_us);
+        if (e->fitted_us > 0) {
+            lc_json_key(json, "error");
+            lc_json_double(json, e->error);
+            lc_json_key(json, "sizes");
+            lc_json_int(json, e->points);
+        }
+        json_us(json, "wires_us", e->wires_us);
+        lc_json_end(json);
+    }
+    lc_json_end(json);
+    lc_json_end(json);
+}
+
 static void print_json(const struct answer *answer, const struct call *call)
 {
     struct lc_json json;
@@ -428,6 +545,8 @@ static void print_json(const struct answer *answer, const struct call *call)
     json_text(&json, "profile", answer->profile_path);
     json_decision(&json, "path", &answer->path);
     json_decision(&json, "nccl", &answer->nccl);
+    if (answer->asked)
+        json_costs(&json, answer);
     lc_json_end(&json);
     (void)lc_json_finish(&json); /* a failing stream is seen by main() */
 }
@@ -443,6 +562,7 @@ int lc_tune_explain(const struct lc_tune_question *question)
     lc_cli_settings_load(&answer.settings);
     for (size_t i = 0; i < answer.settings.problem_count; i++)
         lc_cli_say("%s", answer.settings.problem[i]);
+    answer.topology = question->topology;
     code = load_profile(question, &answer);
     if (code)
         return code;

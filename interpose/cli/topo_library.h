@@ -33,6 +33,11 @@
     each(plan_setting_count);       \
     each(plan_setting);             \
     each(plan_most_mbps);           \
+    each(nccl_read);                \
+    each(path_name);                \
+    each(routes_find);              \
+    each(routes_free);              \
+    each(routes_wires);             \
     each(sample_name);              \
     each(sample)
 
