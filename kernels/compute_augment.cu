@@ -34,6 +34,24 @@ LK_INLINE struct augment_pixel augment_sample(const struct lk_augment *a,
     return out;
 }
 
+/* The i-th step; what leaves everything as it is, is left out. Gray has no saturation and no hue. */
+LK_INLINE void augment_step(const struct lk_augment *a, const struct lk_augment_choice *c,
+                            uint32_t i, float mean, struct augment_pixel *p)
+{
+    uint32_t step = c->order >> 2 * i & 3U;
+
+    if (a->channels == 1 && step >= AUGMENT_SATURATION)
+        return;
+    if (step == AUGMENT_BRIGHTNESS && c->brightness != 1)
+        augment_blend(p, c->brightness, 0);
+    if (step == AUGMENT_CONTRAST && c->contrast != 1)
+        augment_blend(p, c->contrast, mean);
+    if (step == AUGMENT_SATURATION && c->saturation != 1)
+        augment_blend(p, c->saturation, augment_gray(p));
+    if (step == AUGMENT_HUE && c->hue != 0)
+        augment_turn(p, c->hue);
+}
+
 /* A pixel's part of the mean of gray at the step of contrast, in units of 2^-20: whole numbers have one sum in any order. */
 LK_INLINE uint32_t augment_gray_units(const struct lk_augment *a, const struct lk_augment_choice *c,
                                       struct augment_ratios ratios, uint64_t image, uint32_t y,

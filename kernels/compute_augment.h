@@ -339,30 +339,50 @@ enum augment_step {
     AUGMENT_HUE = 3,
 };
 
-/* The i-th step; what leaves everything as it is, is left out. Gray has no saturation and no hue. */
-LK_INLINE void augment_step(const struct lk_augment *a, const struct lk_augment_choice *c,
-                            uint32_t i, float mean, struct augment_pixel *p)
+/* The steps in their order, three bits each, the first lowest, as their numbers + 1; without those that leave everything as
+ * it is. Gray has no saturation and no hue. */
+LK_INLINE uint32_t augment_steps(const struct lk_augment *a, const struct lk_augment_choice *c)
 {
-    uint32_t step = c->order >> 2 * i & 3U;
+    uint32_t steps = 0, bits = 0;
 
-    if (a->channels == 1 && step >= AUGMENT_SATURATION)
-        return;
-    if (step == AUGMENT_BRIGHTNESS && c->brightness != 1)
+    for (uint32_t i = 0; i < 4; i++) {
+        uint32_t step = c->order >> 2 * i & 3U;
+        int colour = a->channels == 3;
+
+        if ((step == AUGMENT_BRIGHTNESS && c->brightness != 1) ||
+            (step == AUGMENT_CONTRAST && c->contrast != 1) ||
+            (step == AUGMENT_SATURATION && colour && c->saturation != 1) ||
+            (step == AUGMENT_HUE && colour && c->hue != 0)) {
+            steps |= (step + 1) << bits;
+            bits += 3;
+        }
+    }
+    return steps;
+}
+
+/* The first of `steps`. */
+LK_INLINE void augment_step(const struct lk_augment_choice *c, uint32_t steps, float mean,
+                            struct augment_pixel *p)
+{
+    uint32_t step = (steps & 7U) - 1;
+
+    if (step == AUGMENT_BRIGHTNESS)
         augment_blend(p, c->brightness, 0);
-    if (step == AUGMENT_CONTRAST && c->contrast != 1)
+    else if (step == AUGMENT_CONTRAST)
         augment_blend(p, c->contrast, mean);
-    if (step == AUGMENT_SATURATION && c->saturation != 1)
+    else if (step == AUGMENT_SATURATION)
         augment_blend(p, c->saturation, augment_gray(p));
-    if (step == AUGMENT_HUE && c->hue != 0)
+    else
         augment_turn(p, c->hue);
 }
 
-/* A pixel's part of the mean of gray at the step of contrast, in units of 2^-20: whole numbers have one sum in any order. */
+/* A pixel's part of the mean of gray at the step of contrast, which is one of `steps`, in units of 2^-20: whole numbers have
+ * one sum in any order. */
 LK_INLINE uint32_t augment_gray_units(const struct lk_augment *a, const struct lk_augment_choice *c,
-                                      struct augment_pixel p)
+                                      uint32_t steps, struct augment_pixel p)
 {
-    for (uint32_t i = 0; (c->order >> 2 * i & 3U) != AUGMENT_CONTRAST; i++)
-        augment_step(a, c, i, 0, &p);
+    for (; (steps & 7U) != AUGMENT_CONTRAST + 1; steps >>= 3)
+        augment_step(c, steps, 0, &p);
     return (uint32_t)((a->channels == 3 ? augment_gray(&p) : p.v[0]) * 0x1p20F + 0.5F);
 }
 
@@ -373,14 +393,15 @@ LK_INLINE float augment_mean(const struct lk_augment *a, uint64_t units)
 
 /* What a sampled pixel becomes in the output, all channels. mean: of gray at the step of contrast. */
 LK_INLINE struct augment_pixel augment_finish(const struct lk_augment_launch *launch,
-                                              const struct lk_augment_choice *c, uint32_t y,
-                                              uint32_t x, float mean, struct augment_pixel p)
+                                              const struct lk_augment_choice *c, uint32_t steps,
+                                              uint32_t y, uint32_t x, float mean,
+                                              struct augment_pixel p)
 {
     const struct lk_augment *a = &launch->augment;
     int erased = y - c->erase_top < c->erase_height && x - c->erase_left < c->erase_width;
 
-    for (uint32_t i = 0; i < 4; i++)
-        augment_step(a, c, i, mean, &p);
+    for (; steps; steps >>= 3)
+        augment_step(c, steps, mean, &p);
     for (uint32_t i = 0; i < 3; i++)
         p.v[i] = erased ? a->erase_value[i] : (p.v[i] - a->mean[i]) * launch->inverse_std[i];
     return p;

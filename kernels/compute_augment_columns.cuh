@@ -37,6 +37,23 @@ __device__ __forceinline__ void move_to(const lk_augment &a, uint64_t image,
     }
 }
 
+/* Has what a warp will read of the first 32 lines from `line` to `last` on its way, as far as its outer columns show. */
+__device__ __forceinline__ void expect_lines(const lk_augment &a, uint64_t image, uint32_t line,
+                                             uint32_t last, const augment_place &column)
+{
+    uint32_t ends[] = { __shfl_sync(~0U, column.first, 0), __shfl_sync(~0U, column.first, 31) };
+
+    line += threadIdx.x % 32;
+    if (line > last)
+        return;
+#pragma unroll
+    for (uint32_t end : ends)
+        asm volatile(
+            "prefetch.global.L2 [%0];"
+            :
+            : "l"(a.images + image * a.image_stride + line * a.row_stride + end * a.channels));
+}
+
 /* Every `step`-th of an image's parts from `part`: calls with(y, x, pixel) for each of their pixels. */
 template <typename With>
 __device__ __forceinline__ void for_pixels(const lk_augment &a, const lk_augment_choice &choice,
@@ -50,10 +67,14 @@ __device__ __forceinline__ void for_pixels(const lk_augment &a, const lk_augment
         uint32_t end = (strip + 1) * a.out_height / STRIPS;
         augment_place column = augment_column(&a, &choice, ratios, x);
         line_pair lines = { ~0U, ~0U, {}, {} };
+        uint32_t y = strip * a.out_height / STRIPS;
 
+        if (y < end)
+            expect_lines(a, image, augment_row(&choice, ratios, y).first,
+                         augment_row(&choice, ratios, end - 1).second, column);
         if (x >= a.out_width)
             continue;
-        for (uint32_t y = strip * a.out_height / STRIPS; y < end; y++) {
+        for (; y < end; y++) {
             augment_place row = augment_row(&choice, ratios, y);
 
             move_to(a, image, row, column, lines);
@@ -77,7 +98,7 @@ template <lk_type Type> __device__ __forceinline__ auto narrow(float x)
         uint16_t bits;
 
         asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
-        return x == x ? bits : static_cast<uint16_t>(narrow_bf16(x, 1, 0, 0));
+        return x == x ? bits : static_cast<uint16_t>(float_bits(x) >> 16 | 0x40U); /* nan_bf16() */
     } else {
         return static_cast<uint16_t>(narrow_fp16(x));
     }
@@ -112,11 +133,12 @@ __global__ void __launch_bounds__(THREADS, 2)
     __syncthreads();
     lk_augment_choice own = shared.choice;
     augment_ratios ratios = augment_find_ratios(&a, &own);
+    uint32_t steps = augment_steps(&a, &own);
 
     if (gridDim.y == 1 && own.contrast != 1) {
         for_pixels(a, own, ratios, image, part, step,
                    [&](uint32_t, uint32_t, const augment_pixel &p) {
-                       mine += augment_gray_units(&a, &own, p);
+                       mine += augment_gray_units(&a, &own, steps, p);
                    });
         atomicAdd(&shared.units, static_cast<unsigned long long>(mine));
         __syncthreads();
@@ -128,7 +150,7 @@ __global__ void __launch_bounds__(THREADS, 2)
 
     for_pixels(a, own, ratios, image, part, step,
                [&](uint32_t y, uint32_t x, const augment_pixel &p) {
-                   augment_pixel done = augment_finish(&launch, &own, y, x, mean, p);
+                   augment_pixel done = augment_finish(&launch, &own, steps, y, x, mean, p);
                    auto *at = out + y * a.out_width + x;
 
 #pragma unroll

@@ -48,15 +48,16 @@ static void augment_image(const struct lk_augment_launch *launch, uint64_t image
     const struct lk_augment *a = &launch->augment;
     struct lk_augment_choice choice = augment_draw(launch, image);
     struct augment_ratios ratios = augment_find_ratios(a, &choice);
+    uint32_t steps = augment_steps(a, &choice);
     uint64_t units = 0;
 
     for (uint32_t y = 0; choice.contrast != 1 && y < a->out_height; y++)
         for (uint32_t x = 0; x < a->out_width; x++)
-            units += augment_gray_units(a, &choice, sample(a, &choice, ratios, image, y, x));
+            units += augment_gray_units(a, &choice, steps, sample(a, &choice, ratios, image, y, x));
     for (uint32_t y = 0; y < a->out_height; y++)
         for (uint32_t x = 0; x < a->out_width; x++)
             store(a, image, y, x,
-                  augment_finish(launch, &choice, y, x, augment_mean(a, units),
+                  augment_finish(launch, &choice, steps, y, x, augment_mean(a, units),
                                  sample(a, &choice, ratios, image, y, x)));
     if (a->choices)
         a->choices[image] = choice;
