@@ -416,7 +416,11 @@ constexpr norm_kernel choose_backward_residual()
 template <unsigned Columns, bool Full, bool Residual, unsigned Stages>
 constexpr norm_kernel try_two()
 {
-    if constexpr (Columns == 4096)
+    if constexpr (Columns == 1024)
+        return backward_ring<norm_ring<128, 8, 1, 1, Stages, false, true>, Full, Residual>();
+    else if constexpr (Columns == 2048)
+        return backward_ring<norm_ring<256, 4, 1, 1, Stages, false, true>, Full, Residual>();
+    else if constexpr (Columns == 4096)
         return backward_ring<norm_ring<512, 2, 1, 1, Stages, false, true>, Full, Residual>();
     else if constexpr (Columns == 8192 && !Residual)
         return backward_ring<norm_ring<512, 2, 2, 1, Stages == 3 ? 3 : 2, false, true>, Full,
