@@ -173,18 +173,20 @@ static void send_brief(struct lc_net_comm *comm)
     }
 }
 
-/* The other process: connects and sends so many messages, or listens and accepts, and waits to be killed. */
+/* The other process: connects and sends so many messages, when it is told to, or listens and accepts, and waits to be killed. */
 static void be_other(int fd, bool sends, int messages)
 {
     unsigned char handle[LC_NET_HANDLE_BYTES];
     struct lc_net_listen *listen;
     struct lc_net_comm *comm;
-    char done = 1;
+    char done = 1; /* or: go on */
 
     begin();
     if (sends) {
         hear(fd, handle, sizeof(handle));
         comm = connect_to(handle);
+        if (messages)
+            hear(fd, &done, 1);
         for (int i = 0; i < messages; i++)
             send_brief(comm);
     } else {
@@ -297,34 +299,67 @@ static void what_had_come_from_a_killed_peer_is_read(void)
     unsigned char handle[LC_NET_HANDLE_BYTES];
     struct lc_net_listen *listen;
     struct lc_net_comm *comm;
+    struct conn *conn;
     int taken = 0;
     int unread;
-    char done;
+    char done = 1;
 
     begin();
     keep_what_is_said();
     CHECK(lc_net_tcp.listen(ctx, 0, handle, &listen) == 0);
     say(other.fd, handle, sizeof(handle));
     comm = accept_from(listen);
+    conn = (struct conn *)comm;
+    atomic_store(&conn->attendance, CALLED); /* just now */
+    lane_kick(&conn->lanes[0], 1);
+    say(other.fd, &done, 1);
     hear(other.fd, &done, 1);
-    unread = count_unread(&((struct conn *)comm)->lanes[0]);
+    unread = count_unread(&conn->lanes[0]);
     CHECK(unread > 2);
     kill_other(&other);
     while (taken < unread && take_brief(comm))
         taken++;
-    CHECK(taken + count_early((struct conn *)comm) >= unread);
+    CHECK(taken + count_early(conn) >= unread);
     lc_net_tcp.close_recv(comm);
     lc_net_tcp.fini(ctx);
 }
 
-static void a_killed_peer_is_an_error_that_names_it(bool sends)
+static struct lc_net_request *post_any(struct lc_net_comm *comm, bool sends)
 {
-    struct other other = start_other(!sends, 0); /* before our threads are there */
-    unsigned char handle[LC_NET_HANDLE_BYTES];
-    unsigned char byte = 0;
+    static unsigned char byte;
+    struct lc_net_request *r = NULL;
     void *at = &byte;
     size_t room = 1;
     int tag = 0;
+
+    if (sends)
+        CHECK(lc_net_tcp.isend(comm, much, sizeof(much), 0, NULL, &r) == 0 && r);
+    else
+        CHECK(lc_net_tcp.irecv(comm, 1, &at, &room, &tag, NULL, &r) == 0 && r);
+    return r;
+}
+
+/* Nothing was sent over it, and it does without sockets. */
+static void wait_until_parked(struct lc_net_comm *comm)
+{
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+    struct conn *conn = (struct conn *)comm;
+    bool parked = false;
+
+    while (!parked) {
+        conn_lock(conn);
+        parked = conn->parking == PARKED;
+        conn_unlock_unchanged(conn);
+        CHECK(!lc_deadline_passed(end));
+        sched_yield();
+    }
+}
+
+/* Also one that ended when nothing told of that any more. */
+static void a_killed_peer_is_an_error_that_names_it(bool sends, bool parked)
+{
+    struct other other = start_other(!sends, 0); /* before our threads are there */
+    unsigned char handle[LC_NET_HANDLE_BYTES];
     struct lc_net_listen *listen;
     struct lc_net_comm *comm;
     struct lc_net_request *r;
@@ -335,15 +370,19 @@ static void a_killed_peer_is_an_error_that_names_it(bool sends)
     if (sends) {
         hear(other.fd, handle, sizeof(handle));
         comm = connect_to(handle);
-        CHECK(lc_net_tcp.isend(comm, much, sizeof(much), 0, NULL, &r) == 0 && r);
     } else {
         CHECK(lc_net_tcp.listen(ctx, 0, handle, &listen) == 0);
         say(other.fd, handle, sizeof(handle));
         comm = accept_from(listen);
-        CHECK(lc_net_tcp.irecv(comm, 1, &at, &room, &tag, NULL, &r) == 0 && r);
     }
+    if (!parked)
+        r = post_any(comm, sends);
     hear(other.fd, &done, 1);
+    if (parked)
+        wait_until_parked(comm);
     kill_other(&other);
+    if (parked)
+        r = post_any(comm, sends);
     CHECK(wait_error(r) == -EREMOTEIO && wait_error(r) == -EREMOTEIO);
     CHECK(strstr(said, "127.0.0.1:") && strstr(said, "over lo failed"));
     CHECK(strstr(said, "the other process has ended"));
@@ -448,6 +487,48 @@ static void both_sides_fail_when_the_way_is_gone(void)
     pair_close(&pair);
     lc_net_tcp.close_listen(listen);
     relay_close(relay);
+}
+
+static bool send_one_more(struct pair *pair, struct lc_net_request **r)
+{
+    bool done = false;
+
+    if (!*r)
+        CHECK(lc_net_tcp.isend(pair->send, brief, sizeof(brief), 0, NULL, r) == 0);
+    if (*r)
+        CHECK(lc_net_tcp.test(*r, &done, NULL) == 0);
+    if (done)
+        *r = NULL;
+    return done;
+}
+
+/* For longer than a system waits for one that takes nothing. */
+static void a_receiver_that_does_not_call_keeps_its_socket(void)
+{
+    enum {
+        MESSAGES = LC_TCP_EARLY - 2
+    };
+    struct pair pair = pair_open_narrow(ctx, 0);
+    struct lane *lane = &((struct conn *)pair.recv)->lanes[0];
+    struct lc_net_request *send = NULL;
+    int64_t end = lc_now_ns() + engine.timeout_ns * 3 / 2;
+    unsigned long broken = atomic_load(&engine.broken);
+    int bytes = 8192;
+    int sent = 0;
+
+    pair_stream(&pair, 4, 1000, 1, 1);
+    CHECK(setsockopt(lane->fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof(bytes)) == 0);
+    while (lc_now_ns() < end) {
+        if (sent < MESSAGES && send_one_more(&pair, &send))
+            memset(brief, ++sent, sizeof(brief));
+        usleep(1000);
+    }
+    CHECK(atomic_load(&engine.broken) == broken && sent == MESSAGES);
+    for (int i = 0; i < MESSAGES; i++)
+        CHECK(take_brief(pair.recv));
+    pair_stream(&pair, 20, 100000, 4, 1);
+    CHECK(!lane->watched);
+    pair_close(&pair);
 }
 
 /* ---- forks ---- */
@@ -612,6 +693,84 @@ static void many_connections_need_one_thread(void)
     lc_net_tcp.fini(ctx);
 }
 
+static void wait_for_sockets(struct lc_net_comm *comm)
+{
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+    struct conn *conn = (struct conn *)comm;
+    int up = 0;
+
+    while (up == 0) {
+        conn_lock(conn);
+        up = conn->n_up;
+        conn_unlock_unchanged(conn);
+        CHECK(!lc_deadline_passed(end));
+        sched_yield();
+    }
+}
+
+/* With all sockets, or one. Whoever wants it first, it works as if it had never been without; to give them up is no loss. */
+static void what_is_not_used_needs_no_socket(void)
+{
+    enum {
+        PAIRS = 8
+    };
+    struct pair pairs[PAIRS];
+    unsigned long broken = atomic_load(&engine.broken);
+    int before;
+    unsigned char byte = 7;
+    void *at = &byte;
+    size_t room = 1;
+    int tag = 0;
+
+    begin();
+    before = count_fds();
+    for (int i = 0; i < PAIRS; i++)
+        pairs[i] = i % 2 ? pair_open(ctx, 0) : pair_open_narrow(ctx, 0);
+    for (int i = 0; i < PAIRS; i++) {
+        wait_until_parked(pairs[i].send);
+        wait_until_parked(pairs[i].recv);
+    }
+    CHECK(count_connections() == 0 && count_fds() <= before + 1 + engine.threads_wanted);
+    for (int i = 0; i < PAIRS; i++) {
+        struct lc_net_request *recv = NULL;
+        struct lc_net_request *send;
+
+        if (i % 4 >= 2)
+            CHECK(lc_net_tcp.irecv(pairs[i].recv, 1, &at, &room, &tag, NULL, &recv) == 0 && recv);
+        if (recv) {
+            wait_for_sockets(pairs[i].send);
+            CHECK(lc_net_tcp.isend(pairs[i].send, &byte, 1, 0, NULL, &send) == 0 && send);
+            pair_wait(send, recv, NULL, NULL);
+        }
+        pair_stream(&pairs[i], 20, 300000, 8, (unsigned)i);
+    }
+    CHECK(atomic_load(&engine.broken) == broken);
+    for (int i = 0; i < PAIRS; i++)
+        pair_close(&pairs[i]);
+    lc_net_tcp.fini(ctx);
+}
+
+/* Who is gone cannot be called back. */
+static void what_was_closed_meanwhile_is_an_error(bool sends)
+{
+    struct pair pair;
+
+    begin();
+    pair = pair_open_narrow(ctx, 0);
+    wait_until_parked(pair.send);
+    wait_until_parked(pair.recv);
+    if (sends) {
+        lc_net_tcp.close_recv(pair.recv);
+        CHECK(wait_error(post_any(pair.send, true)) == -EREMOTEIO);
+        lc_net_tcp.close_send(pair.send);
+    } else {
+        lc_net_tcp.close_send(pair.send);
+        CHECK(wait_error(post_any(pair.recv, false)) == -EREMOTEIO);
+        lc_net_tcp.close_recv(pair.recv);
+    }
+    lc_net_tcp.fini(ctx);
+}
+
 static void limit_fds(rlim_t soft, rlim_t hard)
 {
     struct rlimit limit = { soft, hard };
@@ -656,8 +815,10 @@ int main(int argc, char **argv)
         strangers_change_nothing(getenv("LCTEST_SOAK") ? 10000 : 700);
         lc_net_tcp.fini(ctx);
     } else if (strcmp(what, "peers") == 0) {
-        a_killed_peer_is_an_error_that_names_it(true);
-        a_killed_peer_is_an_error_that_names_it(false);
+        a_killed_peer_is_an_error_that_names_it(true, false);
+        a_killed_peer_is_an_error_that_names_it(false, false);
+        a_killed_peer_is_an_error_that_names_it(true, true);
+        a_killed_peer_is_an_error_that_names_it(false, true);
         what_had_come_from_a_killed_peer_is_read();
         begin();
         keep_what_is_said();
@@ -668,11 +829,16 @@ int main(int argc, char **argv)
         begin();
         keep_what_is_said();
         both_sides_fail_when_the_way_is_gone();
+        a_receiver_that_does_not_call_keeps_its_socket();
         lc_net_tcp.fini(ctx);
     } else if (strcmp(what, "fork") == 0) {
         a_child_harms_nobody();
         a_child_holds_no_dial();
         a_child_of_a_child_closes_nothing();
+    } else if (strcmp(what, "unused") == 0) {
+        what_is_not_used_needs_no_socket();
+        what_was_closed_meanwhile_is_an_error(true);
+        what_was_closed_meanwhile_is_an_error(false);
     } else if (strcmp(what, "limit") == 0) {
         nothing_is_left_open();
         many_connections_need_one_thread();

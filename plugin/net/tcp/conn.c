@@ -39,6 +39,7 @@ struct conn *conn_new(bool sends, int dev, int n_lanes, uint32_t piece)
     conn->n_lanes = n_lanes;
     conn->piece = piece;
     conn->down_since = lc_now_ns();
+    atomic_init(&conn->attendance, ALONE);
     lock_init(&conn->lock);
     for (int i = 0; i < LC_TCP_WINDOW; i++)
         conn->ring[i].conn = conn;
@@ -682,6 +683,12 @@ static void fill_sender(struct lane *lane)
     }
     if (n < BATCH && must_ask(conn))
         add_ask(lane, n);
+    else if (n < BATCH && park_take_question(conn))
+        add_frame(lane, n,
+                  &(struct lc_tcp_frame){ .magic = LC_TCP_FRAME_MAGIC,
+                                          .type = LC_TCP_PARK,
+                                          .lane = (uint8_t)lane->index },
+                  NULL, 0);
 }
 
 /* ---- the receiver's side ---- */
@@ -934,6 +941,20 @@ int conn_down(struct lane *lane, const struct lc_tcp_frame *f)
     conn->dirty = true;
     conn_unlock(conn);
     lane_kick(about, 1);
+    return 0;
+}
+
+/* Whoever moves a lane ends it, as in conn_down; this one is moved once more behind what is being read. */
+int conn_park(struct lane *lane)
+{
+    struct conn *conn = lane->conn;
+    bool agreed;
+
+    conn_lock(conn);
+    agreed = park_agree(conn);
+    conn_unlock_unchanged(conn);
+    for (int i = 0; i < conn->n_lanes && agreed; i++)
+        lane_kick(&conn->lanes[i], 1);
     return 0;
 }
 

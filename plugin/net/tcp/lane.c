@@ -77,7 +77,9 @@ static void mark_down(struct lane *lane)
     lane->announced_by = -1;
     if (lane->retire > lane->epoch)
         lane->epoch = lane->retire;
-    if (conn->sends) {
+    if (park_lost(conn)) {
+        lane->next_dial = conn->next_probe = INT64_MAX; /* nothing was sent, so it is settled */
+    } else if (conn->sends) {
         conn->asked = false; /* perhaps it has not come through */
         lane->settled = false;
         lane->next_dial = 0;
@@ -105,6 +107,7 @@ void lane_break(struct lane *lane, const char *cause)
     quiet = conn->closing || conn->peer_gone || conn->error;
     if (lane->up) {
         mark_down(lane);
+        quiet |= conn->parking == PARK_ASKED || conn->parking == PARKED;
         lane->lost += !quiet;
         lane->rail_lost += !quiet && conn->n_up > 0 && !has_device(conn, lane->dev);
     }
@@ -207,6 +210,7 @@ void lane_attach(struct lane *lane, uint32_t epoch)
     atomic_store(&lane->condemned, true); /* looked at once, to be sure */
     conn->n_up++;
     conn->was_up = true;
+    park_attached(conn);
     conn->refused = 0;
     conn->probes = 0;
     conn->dirty = true;
@@ -250,6 +254,7 @@ static int take_frame(struct lane *lane, const struct lc_tcp_frame *f, const uns
     case LC_TCP_PIECE: return begin_piece(lane, f, body);
     case LC_TCP_DOWN: return conn_down(lane, f);
     case LC_TCP_ASK: return conn_take_ask(lane->conn, f);
+    case LC_TCP_PARK: return conn_park(lane);
     case LC_TCP_CONTROL: return conn_take_control(lane, f, body);
     case LC_TCP_ERROR: return take_error(lane, f, body);
     default: return conn_bye(lane, f);
@@ -396,11 +401,15 @@ static void advance(struct lane *lane, size_t n)
 }
 
 /* Lane 0 moves in its caller's calls; but a caller whose short messages are gone from its sight, or whose receives are
- * complete, need not call again. What is lost with a socket then has to be asked for and sent again, and the rest of what
- * has gone in part, though nobody calls: then the pool moves lane 0, too. `more`: it is to look at once. With io held. */
+ * complete, need not call again. What is lost with a socket then has to be asked for and sent again, the rest of what has gone in
+ * part, and what is sent ahead taken, though nobody calls: then the service thread moves lane 0, too. `more`: it is to look at
+ * once. With io held. */
 static void watch(struct lane *lane, bool more)
 {
-    bool owes = lane->owes || lane->n_short > 0 || (!lane->conn->sends && lane->iov_n > 0);
+    const struct conn *conn = lane->conn;
+    bool alone = !conn->sends &&
+                 atomic_load_explicit(&conn->attendance, memory_order_relaxed) == ALONE;
+    bool owes = alone || lane->owes || lane->n_short > 0 || (!conn->sends && lane->iov_n > 0);
     bool changes = owes != lane->watched;
 
     if (lane->index > 0 || lane->fd < 0)

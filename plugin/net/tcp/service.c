@@ -19,6 +19,8 @@
 #define READY_MAX  1024
 #define ACCEPTS    64 /* of one turn */
 #define EVENTS     32
+#define SAMPLES \
+    8 /* looks at who calls within the timeout: two of them fit well into the half that a system waits */
 
 /* Listeners are changed with engine.lock held; the rest is the service thread's. */
 static struct talk *talks;
@@ -402,6 +404,8 @@ static void answer_probe(const struct talk *talk, struct conn *conn, struct lc_t
     conn_lock(conn);
     if (conn->closing || conn->error)
         reply->status = conn->closing ? LC_TCP_CLOSED : LC_TCP_FAILED;
+    else if (park_end(conn))
+        atomic_store(&engine.attention, true);
     conn_unlock(conn);
     conn_unref(conn);
     (void)send_reply(talk->fd, reply);
@@ -523,9 +527,17 @@ static void hear_guest(struct talk *talk)
 
 /* ---- looking after the connections ---- */
 
+enum want {
+    WANT_DIAL,
+    WANT_PROBE,
+    WANT_MOVE,
+};
+
+/* With a reference on the lane's connection. */
 struct wanted {
+    enum want want;
     struct lane *lane;
-    uint32_t epoch; /* 0: a probe */
+    uint32_t epoch; /* of a dial, as `tries` */
     unsigned tries;
 };
 #define WANTED 64
@@ -545,7 +557,7 @@ static void want_dials(struct conn *conn, int64_t now, struct wanted *wanted, in
         }
         lane->next_dial = INT64_MAX;
         conn_ref(conn);
-        wanted[(*n)++] = (struct wanted){ lane, ++lane->tried, lane->tries };
+        wanted[(*n)++] = (struct wanted){ WANT_DIAL, lane, ++lane->tried, lane->tries };
     }
 }
 
@@ -565,9 +577,41 @@ static void want_probe(struct conn *conn, int64_t now, struct wanted *wanted, in
             continue;
         conn->next_probe = INT64_MAX;
         conn_ref(conn);
-        wanted[(*n)++] = (struct wanted){ .lane = lane };
+        wanted[(*n)++] = (struct wanted){ .want = WANT_PROBE, .lane = lane };
         return;
     }
+}
+
+/* True: nobody has looked after it for a while, and lane 0 has to know. With conn->lock held. */
+static bool is_left_alone(struct conn *conn, int64_t now, int64_t *next)
+{
+    int seen = atomic_load_explicit(&conn->attendance, memory_order_relaxed);
+
+    if (conn->sends || seen == ALONE)
+        return false;
+    if (conn->next_sample <= now) {
+        conn->next_sample = now + engine.timeout_ns / SAMPLES;
+        /* Whoever calls at this moment has been here. */
+        if (atomic_compare_exchange_strong(&conn->attendance, &seen, seen + 1) && seen == UNCALLED)
+            return true;
+    }
+    *next = conn->next_sample < *next ? conn->next_sample : *next;
+    return false;
+}
+
+/* Lane 0, which nobody calls. With conn->lock held. */
+static void want_move(struct conn *conn, int64_t now, struct wanted *wanted, int *n, int64_t *next)
+{
+    bool moves;
+
+    if (*n == WANTED)
+        return; /* there is another look when these are done */
+    moves = is_left_alone(conn, now, next);
+    moves |= park_look(conn, now, next);
+    if (!moves)
+        return;
+    conn_ref(conn);
+    wanted[(*n)++] = (struct wanted){ .want = WANT_MOVE, .lane = &conn->lanes[0] };
 }
 
 /* Returns whether the connection needs more than can be done with engine.lock held: its deadline has passed, or it has
@@ -582,8 +626,10 @@ static bool look_at(struct conn *conn, int64_t now, struct wanted *wanted, int *
     if (!conn->error && !conn->peer_gone && !conn->closing) {
         again = rail_watch(conn, now, &late);
         *next = again < *next ? again : *next;
+        want_move(conn, now, wanted, n, next);
     }
-    if (conn->n_up == 0 && !conn->error && !conn->peer_gone && !conn->closing) {
+    if (conn->n_up == 0 && conn->parking != PARKED && !conn->error && !conn->peer_gone &&
+        !conn->closing) {
         int64_t at = conn->down_since + engine.timeout_ns;
 
         want_probe(conn, now, wanted, n, next);
@@ -646,13 +692,19 @@ static int64_t look_after(int64_t now)
         bool expired = false;
 
         n = 0;
-        next = now + engine.timeout_ns;
+        next = now + engine.timeout_ns / SAMPLES; /* whoever begins to call wakes nobody */
         conn = look_at_all(now, wanted, &n, &next, &expired);
         for (int i = 0; i < n; i++) {
-            if (wanted[i].epoch)
-                dial(wanted[i].lane, wanted[i].epoch, wanted[i].tries, now);
-            else
-                dial_probe(wanted[i].lane, now);
+            struct lane *lane = wanted[i].lane;
+
+            switch (wanted[i].want) {
+            case WANT_DIAL: dial(lane, wanted[i].epoch, wanted[i].tries, now); break;
+            case WANT_PROBE: dial_probe(lane, now); break;
+            case WANT_MOVE:
+                lane_kick(lane, 1);
+                conn_unref(lane->conn);
+                break;
+            }
         }
         if (conn && expired) {
             conn_close(conn); /* drops the reference of the caller, who never came back */

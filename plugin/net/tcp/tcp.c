@@ -448,6 +448,8 @@ static struct lc_net_request *post(struct conn *conn, void *data, size_t size, i
         conn->posted++;
         conn->n_used++;
         wake = conn_widen(conn, size);
+        if (conn->parking != PARK_OVER)
+            wake |= park_end(conn);
         if (!conn->sends) {
             /* Every confirmation tells of new receives, too: by itself that is worth a frame when there may be no other,
              * and not for what is here already. */
@@ -462,6 +464,13 @@ static struct lc_net_request *post(struct conn *conn, void *data, size_t size, i
     return r;
 }
 
+/* See enum attendance. Most calls find that it has been said. */
+static void attend(struct conn *conn)
+{
+    if (!conn->sends && atomic_load_explicit(&conn->attendance, memory_order_relaxed) != CALLED)
+        atomic_store_explicit(&conn->attendance, CALLED, memory_order_relaxed);
+}
+
 static int start(struct lc_net_comm *comm, bool sends, void *data, size_t size, int tag,
                  const struct lc_net_mr *mr, struct lc_net_request **out)
 {
@@ -473,6 +482,7 @@ static int start(struct lc_net_comm *comm, bool sends, void *data, size_t size, 
         return -ECHILD;
     if (!comm || conn->sends != sends || size > LC_TCP_MAX_BYTES || (!data && size))
         return -EINVAL;
+    attend(conn);
     r = post(conn, data, size, tag, mr, &err);
     if (err)
         return err;
@@ -585,6 +595,7 @@ static int tcp_test(struct lc_net_request *request, bool *done, size_t *sizes)
         return -ECHILD;
     if (!request)
         return -EINVAL;
+    attend(request->conn);
     /* Each look that finds nothing costs as much as one that does: what has come is enough. */
     *done = try_to_finish(request, sizes);
     for (int i = 0; i < 2 && more && !*done; i++) {

@@ -176,6 +176,23 @@ struct rail {
     bool proven; /* it has had a socket: what refuses there is the peer's machine */
 };
 
+/* Whether the caller of a receiver looks for what comes. It says so itself; the service thread looks at times whether it has
+ * said so since. */
+enum attendance {
+    CALLED,
+    UNCALLED, /* since the service thread has looked last */
+    ALONE, /* for longer, or ever: the service thread moves lane 0, or the sender's system takes this one for dead */
+};
+
+/* See park.c. */
+enum parking {
+    PARK_FRESH,
+    PARK_DUE,   /* sender: it is to ask */
+    PARK_ASKED, /* its sockets may end; receiver: they do */
+    PARKED,     /* there are none */
+    PARK_OVER,  /* it is used, or was called back */
+};
+
 struct conn {
     atomic_int refs; /* one of engine.conns, one of the caller, one of each dial and mover */
     bool sends;
@@ -241,11 +258,15 @@ struct conn {
     char cause[CAUSE];
     int n_up;
     bool was_up;
+    enum parking parking;
+    int64_t up_since;   /* of the newest socket */
     int64_t down_since; /* with n_up == 0 */
     unsigned refused;   /* dials, or a receiver's probes, refused in a row */
     int64_t refused_since;
-    int64_t next_probe; /* receiver with n_up == 0: not before; INT64_MAX: one is on its way */
-    unsigned probes;    /* since it had a socket */
+    int64_t next_probe;    /* receiver with n_up == 0: not before; INT64_MAX: one is on its way */
+    unsigned probes;       /* since it had a socket */
+    atomic_int attendance; /* receiver; relaxed: what is seen too late is seen at the next look */
+    int64_t next_sample;   /* of it */
     struct counts counts;
     struct counts told_counts; /* as the report knows them */
     uint64_t told_elided;      /* likewise */
@@ -432,6 +453,7 @@ bool conn_is_for_pool(const struct conn *conn);
 bool conn_is_hopeless(const struct conn *conn, uint64_t seq);
 int conn_bye(struct lane *lane, const struct lc_tcp_frame *f);
 int conn_down(struct lane *lane, const struct lc_tcp_frame *f);
+int conn_park(struct lane *lane);
 void conn_fill_batch(struct lane *lane); /* with io held: what is to be sent next, if anything */
 void conn_fill_bye(struct conn *conn, struct lc_tcp_frame *out);
 
@@ -443,6 +465,18 @@ void linger_add(
 int64_t linger_step(int64_t now);    /* when to look again */
 void linger_finish(void);            /* waits a moment for those that are left, and closes them */
 void linger_forget(void);            /* in a child, with engine.lock held */
+
+/* park.c; all with conn->lock held */
+void park_attached(struct conn *conn); /* a lane has a socket */
+/* True: some lane is to be moved, so that it asks; else `next`, if it may be later. */
+bool park_look(struct conn *conn, int64_t now, int64_t *next);
+bool park_take_question(struct conn *conn); /* a PARK is to be sent now, once */
+bool park_agree(
+    struct conn *conn); /* a PARK has come; true: the lanes end, which have to be moved */
+bool park_lost(struct conn *conn); /* a socket has ended; true: as it should */
+bool park_end(
+    struct conn
+        *conn); /* it is used; true: sockets are needed, and the service thread knows nothing yet */
 
 /* sparse.c; all with io held */
 void lane_elide(struct lane *lane); /* the batch that has just been filled */

@@ -2,7 +2,7 @@
  *
  * What travels. A connection carries messages one way, over several sockets ("lanes"). The side that connects sends
  * HELLO first on every lane, the other answers REPLY; from then on frames, little-endian, go both ways:
- *     sender to receiver     PIECE (its payload behind it), DOWN, ASK, ERROR, BYE
+ *     sender to receiver     PIECE (its payload behind it), DOWN, ASK, PARK, ERROR, BYE
  *     receiver to sender     CONTROL, ERROR, BYE
  * Messages are numbered from 0 in the order of isend and irecv. A message is cut into pieces; any lane may carry any
  * piece, and each lane counts its pieces over its whole life, through broken sockets. The receiver's CONTROL says how
@@ -19,7 +19,7 @@
 #include <stdint.h>
 
 #define LC_TCP_MAGIC   0x6c63746370317e0aull
-#define LC_TCP_VERSION 5u
+#define LC_TCP_VERSION 6u
 #define LC_TCP_TOKEN   16
 #define LC_TCP_LANES   16 /* most of one connection */
 #define LC_TCP_RAILS   4  /* most interfaces of one connection */
@@ -109,6 +109,7 @@ enum lc_tcp_frame_type {
     LC_TCP_CONTROL,   /* seq: acked; size: posted; `arg` lane words and size - seq sizes follow */
     LC_TCP_ERROR,     /* the other side has failed; `length` bytes of text follow */
     LC_TCP_ASK,       /* message `seq`, a long one, waits for its receive */
+    LC_TCP_PARK, /* nothing was sent: the receiver, if it waits for nothing, may end all sockets */
     LC_TCP_BYE, /* the other side closes; seq: acked, from a receiver; size: messages sent, from a sender */
     LC_TCP_FRAMES
 };
