@@ -550,27 +550,30 @@ void all_requests_at_once(void)
 
 void close_with_requests_outstanding(void)
 {
+    enum {
+        RECVS = 8
+    };
     size_t size = 4 << 20;
 
     start();
     for (size_t round = 0; round < times(12, 200); round++) {
-        char *out = calloc(1, size), *in = calloc(1, size);
+        char *out = calloc(1, size), *in = calloc(RECVS, size);
         void *requests[16];
         struct pair pair;
         bool done = false;
 
         CHECK(out && in);
         pair_open(&pair, 0);
-        for (int i = 0; i < 8; i++) {
-            requests[i] = post_recv(pair.recv, in, size, 1);
+        for (int i = 0; i < RECVS; i++) {
+            requests[i] = post_recv(pair.recv, in + (size_t)i * size, size, 1);
             if (i < 4)
-                requests[8 + i] = post_send(pair.send, out, size, 1);
+                requests[RECVS + i] = post_send(pair.send, out, size, 1);
         }
         for (size_t i = 0; i < round && !done; i++)
-            CHECK(test_once(requests[8], &done, NULL) == LC_NCCL_SUCCESS);
+            CHECK(test_once(requests[RECVS], &done, NULL) == LC_NCCL_SUCCESS);
         if (round % 2) {
             close_recv(pair.recv);
-            memset(in, 0x77, size); /* nobody writes to it any more */
+            memset(in, 0x77, RECVS * size); /* nobody writes to it any more */
             close_send(pair.send);
         } else {
             close_send(pair.send);
@@ -579,7 +582,7 @@ void close_with_requests_outstanding(void)
             close_recv(pair.recv);
         }
         pause_ms(1);
-        for (size_t i = 0; round % 2 && i < size; i += 4096)
+        for (size_t i = 0; round % 2 && i < RECVS * size; i += 4096)
             CHECK(in[i] == 0x77);
         free(out);
         free(in);
