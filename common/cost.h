@@ -10,8 +10,10 @@
  * one way (lc_cost_fit), least squares of relative errors, with a third term between the two: where a message is cut
  * into chunks that follow each other, and larger messages into more of them, time grows with the root of its size.
  *
- * It is no more than what the figures allow: a prediction from wires alone orders candidates, and decides nothing. Pure
- * functions; any thread. */
+ * It is no more than what the figures allow. A prediction from wires alone orders candidates, and decides nothing. A fit holds
+ * between the sizes that it is of: ways of 8 ranks over sockets, predicted from sizes up to a quarter of theirs, would
+ * take five to ten times what they took, since NCCL cuts larger messages into other chunks; so no way is left out by it.
+ * Pure functions; any thread. */
 #ifndef LC_COMMON_COST_H
 #define LC_COMMON_COST_H
 

@@ -138,7 +138,7 @@ static struct lc_tune_estimate estimate(int step, const struct lc_cost_call *cal
     if (!results)
         return e;
     e.measured_us = lc_tune_time_of(results, step, call->bytes);
-    if (lc_tune_fit(results, step, &fit) == 0) {
+    if (lc_tune_fit(results, step, &fit) == 0 && call->bytes >= fit.from && call->bytes <= fit.to) {
         e.fitted_us = lc_cost_at(&fit, call->bytes);
         e.error = fit.error;
         e.points = fit.n;

@@ -337,10 +337,10 @@ struct lc_tune_estimate {
     struct lc_profile_rule way; /* without ranks, nodes and range; of the default: see below */
     bool is_default;            /* what NCCL does by itself, whatever that is */
     double wires_us;            /* the model's, of the wires; below 0: not known */
-    double fitted_us;           /* the model's, fitted to what was measured; below 0: not */
-    double error;               /* relative, of the fit */
-    int points;                 /* sizes it is of */
-    double measured_us;         /* at this size; 0: not */
+    double fitted_us;   /* the model's, fitted to what was measured; below 0: not, or beyond that */
+    double error;       /* relative, of the fit */
+    int points;         /* sizes it is of */
+    double measured_us; /* at this size; 0: not */
 };
 struct lc_tune_costs {
     struct lc_tune_wires wires;

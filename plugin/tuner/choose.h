@@ -2,9 +2,9 @@
  *
  * What the tuner answers: a pure function of a profile and of what all ranks share of a call.
  *
- * There is no model of costs beside the profile. NCCL's table holds its own model of this machine, and an entry below 0
- * what it cannot or, by NCCL_ALGO and NCCL_PROTO, must not do: a second model over the same nominal figures could replace
- * one guess by another only. tests/gpu/tune_sweep.sh measures what the best of NCCL's settings gains at each size; without
+ * The model of costs (common/cost.h) is not asked beside the profile. NCCL's table holds its own model of this machine, and
+ * an entry below 0 what it cannot or, by NCCL_ALGO and NCCL_PROTO, must not do: a second model over the same nominal figures
+ * could replace one guess by another only. tests/gpu/tune_sweep.sh measures what the best of NCCL's settings gains at each size; without
  * such a measurement nothing says that a default is worth changing. */
 #ifndef LC_PLUGIN_TUNER_CHOOSE_H
 #define LC_PLUGIN_TUNER_CHOOSE_H

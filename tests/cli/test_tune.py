@@ -135,6 +135,7 @@ class Explain(CliTest):
         self.assertLess(ring["error"], 1e-5)
         self.assertNotIn("measured_us", ring)
         self.assertAlmostEqual(self.explain("256k", **plugin)["costs"]["ways"][1]["measured_us"], 300 + 262.144, 2)
+        self.assertEqual(self.explain("2m", **plugin)["costs"]["ways"], [])  # beyond what was measured
         for text, why in ((figures.replace("22809", "22808"), "is of another GPU, NCCL or job"), (figures[:-2], "is not understood"),
                           (figures.replace("took", "tock"), "is not understood"), (figures.replace("365.536", "nan"), "is not understood"),
                           (figures.replace("took 3", "took -3"), "is not understood")):
