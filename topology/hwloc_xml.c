@@ -14,6 +14,8 @@
 #define NVLINK_MBPS \
     25000.0 /* of one link of the generations that hwloc has seen most; older ones have 20000 */
 
+#define SET_MAX ((size_t)8192) /* of a set of processors as text */
+
 struct root {
     struct lc_topo *topo;
     char version[16];
@@ -28,6 +30,47 @@ static int take_version(void *arg, int line, const char *name, const char *value
     return 0;
 }
 
+struct object {
+    char type[24];
+    bool cpuset, complete_cpuset;
+};
+
+/* As hwloc writes it: 0x00000003 or 0xf,0xffffffff. */
+static bool is_set(const char *value)
+{
+    size_t length = strlen(value);
+
+    return length > 0 && length < SET_MAX && strspn(value, "0123456789abcdefx,") == length;
+}
+
+static int take_attribute(void *arg, int line, const char *name, const char *value)
+{
+    struct object *object = arg;
+
+    if (strcmp(name, "type") == 0)
+        (void)snprintf(object->type, sizeof(object->type), "%s", value);
+    object->cpuset |= strcmp(name, "cpuset") == 0 && is_set(value);
+    object->complete_cpuset |= strcmp(name, "complete_cpuset") == 0 && is_set(value);
+    return 0;
+}
+
+/* hwloc reads through a NULL pointer where an object of processors or memory lacks one of them, which it always writes. */
+static int take_object(struct lc_topo *topo, struct lc_xml *xml, int line)
+{
+    static const char *const without[] = { "Bridge", "PCIDev", "OSDev", "Misc" };
+    struct object object = { 0 };
+    int err = lc_xml_attributes(xml, take_attribute, &object);
+
+    for (size_t i = 0; i < sizeof(without) / sizeof(*without); i++) {
+        if (strcmp(object.type, without[i]) == 0)
+            return err;
+    }
+    if (!err && !(object.cpuset && object.complete_cpuset))
+        err = lc_topo_fail(topo, EINVAL, line, "an object (%s) without cpuset and complete_cpuset",
+                           object.type[0] ? object.type : "without type");
+    return err;
+}
+
 /* hwloc itself would say no more than that it failed. */
 static int take_element(void *arg, struct lc_xml *xml, int line, int depth, const char *tag)
 {
@@ -36,7 +79,7 @@ static int take_element(void *arg, struct lc_xml *xml, int line, int depth, cons
     int err;
 
     if (depth > 0)
-        return 0;
+        return strcmp(tag, "object") == 0 ? take_object(root->topo, xml, line) : 0;
     err = lc_xml_attributes(xml, take_version, root);
     if (!err && strtol(root->version, NULL, 10) > (long)(api >> 16))
         err = lc_topo_fail(

@@ -6,7 +6,7 @@ import sys
 import unittest
 import xml.etree.ElementTree as ElementTree
 
-from topo import DATA, TopoTest, counts, nodes
+from topo import DATA, TopoTest, call, counts, nodes
 
 sys.dont_write_bytecode = True
 
@@ -107,6 +107,13 @@ class Files(TopoTest):
         text = (DATA / "hwloc/nvidiaDGX2.xml").read_text().replace('topology version="3.0"', 'topology version="2.0"')
         for cut in range(0, len(text), len(text) // 12):
             self.refusal(self.write("cut.xml", text[:cut]))
+        for set_of, value in (("complete_cpuset", None), ("cpuset", None), ("complete_cpuset", "-1"), ("complete_cpuset", "")):
+            at = text.index(' %s="' % set_of, text.index('type="L2Cache"'))
+            end = text.index('"', at + len(set_of) + 3) + 1
+            line = self.refusal(self.write("set.xml", text[:at] + (' %s="%s"' % (set_of, value) if value is not None else "") + text[end:]))
+            self.assertIn("set.xml:%d: an object (L2Cache) without cpuset and complete_cpuset" % (text[:at].count("\n") + 1), line)
+        odd = text.replace('complete_cpuset="0x02000000"', 'complete_cpuset="%s"' % ("a" * 5000))
+        self.assertLessEqual(call("topo", "--input", str(self.write("order.xml", odd))).stderr.count("\n"), 1)  # hwloc would complain at length
         self.refusal(self.write("empty.xml", '<topology version="2.0"></topology>'))
         self.refusal(self.write("odd.xml", '<topology version="2.0"><object type="Core"/></topology>'))
 
