@@ -278,8 +278,16 @@ def best_anew(field, comms):
                for name, record in field.items() if "final" in record and name != "again")
 
 
+def may_be_better(field):
+    """Ways that a tuner can give, of which the job has not shown that they are not better than the profile by more than 3 %."""
+    tuned = field["profile"]["ratio"]["median"]
+    return [name for name, record in field.items() if "/" in name and not name.startswith("wide:") and record.get("ratio")
+            and record["choice"] != field["profile"]["choice"]
+            and record["ratio"].get("high", record["ratio"]["median"]) > (1 + MOST) * tuned]
+
+
 def verdict(slower, short, error, same):
-    """`same`: default, profile and best are one way, whatever the noise."""
+    """`same`: default, profile and best are one way, whatever the noise, and no other may be better."""
     undecided = not slower and not short and error > NOISY and not same
     return {"undecided": undecided, "passed": not slower and not short and not undecided}
 
@@ -304,7 +312,7 @@ def judge(op, size, field, comms=1):
     slower = 1 / tuned["median"] - 1 > error and not as_default
     short = behind > max(MOST, error) and not as_best
     loosely = ((1 / tuned["median"] - 1 <= spread or as_default) and (behind <= max(MOST, spread) or as_best))
-    decided = verdict(slower, short, error, as_default and as_best)
+    decided = verdict(slower, short, error, as_default and as_best and not may_be_better(field))
     by_noise = (behind > MOST and not as_best) or (1 / tuned["median"] - 1 > MOST and not as_default)
     return {"op": op, "bytes": size, "default_us": field["default"]["median_us"], "default_choice": field["default"]["choice"],
             "again": again["median"], "spread": spread, "profile_us": field["profile"]["median_us"], "profile": tuned["median"],
@@ -337,7 +345,8 @@ def judge_again(row, field, looks):
     return dict(row, first_job={key: row[key] for key in ("behind_best", "best_way", "profile", "again", "median_error")},
                 profile=tuned, again=again, median_error=error, behind_best=behind, best_way=name, looks=len(looks),
                 allowed_behind=max(MOST, error), rounds=sum(len(look["profile"]["ratio"]["rounds"]) for look in looks),
-                slower=slower, not_best=short, **verdict(slower, short, error, row["same_as_default"] and as_best))
+                slower=slower, not_best=short,
+                **verdict(slower, short, error, row["same_as_default"] and as_best and not any(map(may_be_better, looks))))
 
 
 def line(row):

@@ -59,6 +59,10 @@ class Judge(unittest.TestCase):
         self.assertEqual([(judge(1.5, 2.0)[key]) for key in ("passed", "undecided", "not_best")], [False, False, True])
         same = judge(1.0, 0.9, choice="tree/ll/0")  # all three are one way
         self.assertEqual((same["passed"], same["undecided"]), (True, False))
+        hidden = dict(record(0.9, "ring/simple/2"))
+        hidden["ratio"]["high"] = 1.04  # what its few rounds do not exclude
+        same = tune_sweep.judge("allreduce", 8, dict(field(1.0, choice="tree/ll/0", again=noisy), **{"ring/simple/2": hidden}))
+        self.assertEqual((same["passed"], same["undecided"]), (False, True))
         self.assertIn("UNDECIDED", tune_sweep.line(judge(1.5, 1.6)))
 
     def test_what_seemed_better_counts_by_rounds_of_its_own(self):
