@@ -1,175 +1,196 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Augmentation on the device. Contrast needs the mean of the whole output: then a block has an image and goes over it
- * twice, reading the crop from L2 the second time. Otherwise an image is spread over blocks.
+ * Augmentation on the device. A warp has 32 columns of the output and goes down some of its rows: a column's place is found
+ * once, and what lines of the image have there is kept while rows lie between the same ones. Contrast needs the mean of the
+ * whole output: then a block has an image and goes over it twice. Otherwise an image is spread over blocks.
  */
-#ifdef LK_COMPUTE_VARIANTS
-#include "kernels/compute_augment_columns.cuh"
-#else
 #include "kernels/compute_augment.h"
 #include "kernels/compute_device.cuh"
-
-LK_INLINE struct augment_pixel augment_sample(const struct lk_augment *a,
-                                              const struct lk_augment_choice *c,
-                                              struct augment_ratios ratios, uint64_t image,
-                                              uint32_t y, uint32_t x)
-{
-    const uint8_t *base = a->images + image * a->image_stride;
-    struct augment_place row = augment_at(y, ratios.rows, c->top, c->height);
-    struct augment_place col = augment_at(c->flip ? a->out_width - 1 - x : x, ratios.columns,
-                                          c->left, c->width);
-    const uint8_t *upper = base + row.first * a->row_stride;
-    const uint8_t *lower = base + row.second * a->row_stride;
-    uint32_t left = col.first * a->channels, right = col.second * a->channels;
-    struct augment_pixel out;
-
-    for (uint32_t i = 0; i < 3; i++) {
-        uint32_t channel = i < a->channels ? i : 0;
-        float high = (float)upper[left + channel], low = (float)lower[left + channel];
-
-        high += ((float)upper[right + channel] - high) * col.part;
-        low += ((float)lower[right + channel] - low) * col.part;
-        out.v[i] = augment_part(high + (low - high) * row.part);
-    }
-    return out;
-}
-
-/* The i-th step; what leaves everything as it is, is left out. Gray has no saturation and no hue. */
-LK_INLINE void augment_step(const struct lk_augment *a, const struct lk_augment_choice *c,
-                            uint32_t i, float mean, struct augment_pixel *p)
-{
-    uint32_t step = c->order >> 2 * i & 3U;
-
-    if (a->channels == 1 && step >= AUGMENT_SATURATION)
-        return;
-    if (step == AUGMENT_BRIGHTNESS && c->brightness != 1)
-        augment_blend(p, c->brightness, 0);
-    if (step == AUGMENT_CONTRAST && c->contrast != 1)
-        augment_blend(p, c->contrast, mean);
-    if (step == AUGMENT_SATURATION && c->saturation != 1)
-        augment_blend(p, c->saturation, augment_gray(p));
-    if (step == AUGMENT_HUE && c->hue != 0)
-        augment_turn(p, c->hue);
-}
-
-/* A pixel's part of the mean of gray at the step of contrast, in units of 2^-20: whole numbers have one sum in any order. */
-LK_INLINE uint32_t augment_gray_units(const struct lk_augment *a, const struct lk_augment_choice *c,
-                                      struct augment_ratios ratios, uint64_t image, uint32_t y,
-                                      uint32_t x)
-{
-    struct augment_pixel p = augment_sample(a, c, ratios, image, y, x);
-
-    for (uint32_t i = 0; (c->order >> 2 * i & 3U) != AUGMENT_CONTRAST; i++)
-        augment_step(a, c, i, 0, &p);
-    return (uint32_t)((a->channels == 3 ? augment_gray(&p) : p.v[0]) * 0x1p20F + 0.5F);
-}
-
-LK_INLINE void augment_store(const struct lk_augment *a, uint64_t at, float value)
-{
-    if (a->out_type == LK_FP32)
-        ((float *)a->out)[at] = value;
-    else
-        ((uint16_t *)a->out)[at] = (uint16_t)(a->out_type == LK_BF16 ? narrow_bf16(value, 1, 0, 0)
-                                                                     : narrow_fp16(value));
-}
-
-/* One pixel of the output, all channels. mean: of gray at the step of contrast. */
-LK_INLINE void augment_pixel(const struct lk_augment_launch *launch,
-                             const struct lk_augment_choice *c, struct augment_ratios ratios,
-                             uint64_t image, uint32_t y, uint32_t x, float mean)
-{
-    const struct lk_augment *a = &launch->augment;
-    uint64_t plane = (uint64_t)a->out_height * a->out_width;
-    uint64_t at = image * a->channels * plane + (uint64_t)y * a->out_width + x;
-    struct augment_pixel p = augment_sample(a, c, ratios, image, y, x);
-    int erased = y - c->erase_top < c->erase_height && x - c->erase_left < c->erase_width;
-
-    for (uint32_t i = 0; i < 4; i++)
-        augment_step(a, c, i, mean, &p);
-    for (uint32_t i = 0; i < a->channels; i++)
-        augment_store(a, at + i * plane,
-                      erased ? a->erase_value[i] : (p.v[i] - a->mean[i]) * launch->inverse_std[i]);
-}
 
 namespace
 {
 
-constexpr unsigned THREADS = 512;
-constexpr uint32_t PIXELS = 8 * THREADS; /* of a block that is not alone */
+constexpr unsigned THREADS = 512, WARPS = THREADS / 32;
+constexpr uint32_t STRIPS =
+    16; /* of rows; that a block which is alone has of them as many for each warp */
 
-/* Every so many pixels of an image, without a division for each. */
-struct pixel_walk {
-    uint32_t x, y, right, down;
+/* Two lines of the image at a column of the output; ~0: not yet one of them. */
+struct line_pair {
+    uint32_t first, second;
+    augment_pixel upper, lower;
 };
 
-__device__ __forceinline__ pixel_walk begin_walk(const lk_augment &a, uint32_t first, uint32_t step)
+/* Lines that are there are not read again: rows of the output go down. */
+__device__ __forceinline__ void move_to(const lk_augment &a, uint64_t image,
+                                        const augment_place &row, const augment_place &column,
+                                        line_pair &lines)
 {
-    return { first % a.out_width, first / a.out_width, step % a.out_width, step / a.out_width };
-}
-
-__device__ __forceinline__ void next(const lk_augment &a, pixel_walk &at)
-{
-    at.x += at.right;
-    at.y += at.down;
-    if (at.x >= a.out_width) {
-        at.x -= a.out_width;
-        at.y++;
+    if (row.first != lines.first) {
+        lines.upper = row.first == lines.second ? lines.lower
+                                                : augment_line(&a, image, row.first, &column);
+        lines.first = row.first;
+    }
+    if (row.second != lines.second) {
+        lines.lower = row.second == row.first ? lines.upper
+                                              : augment_line(&a, image, row.second, &column);
+        lines.second = row.second;
     }
 }
 
+/* Has what a warp will read of the first 32 lines from `line` to `last` on its way, as far as its outer columns show. */
+__device__ __forceinline__ void expect_lines(const lk_augment &a, uint64_t image, uint32_t line,
+                                             uint32_t last, const augment_place &column)
+{
+    uint32_t ends[] = { __shfl_sync(~0U, column.first, 0), __shfl_sync(~0U, column.first, 31) };
+
+    line += threadIdx.x % 32;
+    if (line > last)
+        return;
+#pragma unroll
+    for (uint32_t end : ends)
+        asm volatile(
+            "prefetch.global.L2 [%0];"
+            :
+            : "l"(a.images + image * a.image_stride + line * a.row_stride + end * a.channels));
+}
+
+/* Every `step`-th of an image's parts from `part`: calls with(y, x, pixel) for each of their pixels. */
+template <typename With>
+__device__ __forceinline__ void for_pixels(const lk_augment &a, const lk_augment_choice &choice,
+                                           augment_ratios ratios, uint64_t image, uint32_t part,
+                                           uint32_t step, With with)
+{
+    uint32_t across = (a.out_width + 31) / 32, lane = threadIdx.x % 32;
+
+    for (; part < across * STRIPS; part += step) {
+        uint32_t strip = part / across, x = part % across * 32 + lane;
+        uint32_t end = (strip + 1) * a.out_height / STRIPS;
+        augment_place column = augment_column(&a, &choice, ratios, x);
+        line_pair lines = { ~0U, ~0U, {}, {} };
+        uint32_t y = strip * a.out_height / STRIPS;
+
+        if (y < end)
+            expect_lines(a, image, augment_row(&choice, ratios, y).first,
+                         augment_row(&choice, ratios, end - 1).second, column);
+        if (x >= a.out_width)
+            continue;
+        for (; y < end; y++) {
+            augment_place row = augment_row(&choice, ratios, y);
+
+            move_to(a, image, row, column, lines);
+            with(y, x, augment_mix(&lines.upper, &lines.lower, row.part));
+        }
+    }
+}
+
+template <lk_type Type> struct augment_out {
+    using element = uint16_t;
+};
+template <> struct augment_out<LK_FP32> {
+    using element = float;
+};
+
+template <lk_type Type> __device__ __forceinline__ auto narrow(float x)
+{
+    if constexpr (Type == LK_FP32) {
+        return x;
+    } else if constexpr (Type == LK_BF16) {
+        uint16_t bits;
+
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+        return x == x ? bits : static_cast<uint16_t>(float_bits(x) >> 16 | 0x40U); /* nan_bf16() */
+    } else {
+        return static_cast<uint16_t>(narrow_fp16(x));
+    }
+}
+
+/* What is drawn for a block's image, and the mean of gray; shared by its threads. */
+struct augment_shared {
+    lk_augment_choice choice;
+    unsigned long long units;
+    float mean;
+};
+
+template <lk_type Type, uint32_t Channels>
 __global__ void __launch_bounds__(THREADS, 2)
     augment_kernel(const __grid_constant__ lk_augment_launch launch)
 {
-    __shared__ lk_augment_choice choice;
-    __shared__ unsigned long long units;
-    __shared__ float mean;
-    const lk_augment &a = launch.augment;
-    uint64_t image = blockIdx.x;
-    uint64_t mine = 0;
+    __shared__ augment_shared shared;
+    lk_augment a = launch.augment;
+    uint64_t image = blockIdx.x, plane = uint64_t{ a.out_height } * a.out_width, mine = 0;
+    uint32_t part = blockIdx.y * WARPS + threadIdx.x / 32, step = gridDim.y * WARPS;
+    auto *out = static_cast<typename augment_out<Type>::element *>(a.out) +
+                image * Channels * plane;
 
+    a.channels = Channels;
     if (threadIdx.x == 0) {
-        choice = augment_draw(&launch, image);
-        units = 0;
-        mean = 0;
+        shared.choice = augment_draw(&launch, image);
+        shared.units = 0;
+        shared.mean = 0;
         if (a.choices && blockIdx.y == 0)
-            a.choices[image] = choice;
+            a.choices[image] = shared.choice;
     }
     __syncthreads();
-    lk_augment_choice own = choice;
+    lk_augment_choice own = shared.choice;
     augment_ratios ratios = augment_find_ratios(&a, &own);
+    uint32_t steps = augment_steps(&a, &own);
 
     if (gridDim.y == 1 && own.contrast != 1) {
-        for (pixel_walk at = begin_walk(a, threadIdx.x, THREADS); at.y < a.out_height; next(a, at))
-            mine += augment_gray_units(&a, &own, ratios, image, at.y, at.x);
-        atomicAdd(&units, static_cast<unsigned long long>(mine));
+        for_pixels(a, own, ratios, image, part, step,
+                   [&](uint32_t, uint32_t, const augment_pixel &p) {
+                       mine += augment_gray_units(&a, &own, steps, p);
+                   });
+        atomicAdd(&shared.units, static_cast<unsigned long long>(mine));
         __syncthreads();
         if (threadIdx.x == 0)
-            mean = augment_mean(&a, units);
+            shared.mean = augment_mean(&a, shared.units);
         __syncthreads();
     }
-    for (pixel_walk at = begin_walk(a, blockIdx.y * THREADS + threadIdx.x, gridDim.y * THREADS);
-         at.y < a.out_height; next(a, at))
-        augment_pixel(&launch, &own, ratios, image, at.y, at.x, mean);
+    float mean = shared.mean;
+
+    for_pixels(a, own, ratios, image, part, step,
+               [&](uint32_t y, uint32_t x, const augment_pixel &p) {
+                   augment_pixel done = augment_finish(&launch, &own, steps, y, x, mean, p);
+                   auto *at = out + y * a.out_width + x;
+
+#pragma unroll
+                   for (uint32_t i = 0; i < Channels; i++)
+                       at[i * plane] = narrow<Type>(done.v[i]);
+               });
 }
+
+using kernel = void (*)(lk_augment_launch);
+
+/* [type][3 channels] */
+const kernel kernels[3][2] = {
+    {augment_kernel<LK_FP32,  1>, augment_kernel<LK_FP32, 3>},
+    { augment_kernel<LK_BF16, 1>, augment_kernel<LK_BF16, 3>},
+    { augment_kernel<LK_FP16, 1>, augment_kernel<LK_FP16, 3>},
+};
 
 } // namespace
 
 extern "C" int lk_run_augment(const lk_augment_launch *launch, void *stream)
 {
     const lk_augment &a = launch->augment;
-    uint64_t pixels = uint64_t{ a.out_height } * a.out_width;
-    uint64_t blocks = a.contrast > 0 ? 1 : (pixels + PIXELS - 1) / PIXELS;
+    uint32_t parts = (a.out_width + 31) / 32 * STRIPS;
+    uint32_t blocks = a.contrast > 0 ? 1 : (parts + WARPS - 1) / WARPS;
+    unsigned type = a.out_type == LK_FP32 ? 0 : a.out_type == LK_BF16 ? 1 : 2;
     void *args[] = { const_cast<lk_augment_launch *>(launch) };
 
-    return cudaLaunchKernel(reinterpret_cast<const void *>(augment_kernel),
-                            dim3(a.count, static_cast<unsigned>(blocks < 1024 ? blocks : 1024)),
-                            dim3(THREADS), args, 0, static_cast<cudaStream_t>(stream));
+    return cudaLaunchKernel(reinterpret_cast<const void *>(kernels[type][a.channels == 3]),
+                            dim3(a.count, blocks < 1024 ? blocks : 1024), dim3(THREADS), args, 0,
+                            static_cast<cudaStream_t>(stream));
 }
 
 extern "C" int lk_load_augment(void)
 {
-    const void *kernels[] = { reinterpret_cast<const void *>(augment_kernel) };
+    int err = 0;
 
-    return load_kernels(kernels, 1);
+    for (unsigned i = 0; i < 6; i++) {
+        const void *each[] = { reinterpret_cast<const void *>(kernels[i / 2][i % 2]) };
+
+        err = err ? err : load_kernels(each, 1);
+    }
+    return err;
 }
-#endif
