@@ -11,8 +11,7 @@ namespace
 {
 
 constexpr unsigned THREADS = 512, WARPS = THREADS / 32;
-constexpr uint32_t STRIPS =
-    16; /* of rows; that a block which is alone has of them as many for each warp */
+constexpr uint32_t STRIPS = WARPS; /* of rows: a block that is alone has as much for each warp */
 
 /* Two lines of the image at a column of the output; ~0: not yet one of them. */
 struct line_pair {

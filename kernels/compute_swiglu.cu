@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * SwiGLU on the device: one block per row.
+ * SwiGLU on the device: one block per row, but forward of short rows.
  */
 #include "kernels/compute_device.cuh"
 #include "kernels/compute_swiglu.h"
@@ -50,44 +50,43 @@ __global__ void __launch_bounds__(LK_BLOCK, 4)
         launch.grads.row_dot[nth] = dot;
 }
 
-int run(void (*kernel)(lk_swiglu_launch), const lk_swiglu_launch *launch, void *stream)
+using swiglu_kernel = void (*)(lk_swiglu_launch);
+
+int run(swiglu_kernel kernel, const lk_swiglu_launch *launch, uint64_t blocks, unsigned threads,
+        void *stream)
 {
     void *args[] = { const_cast<lk_swiglu_launch *>(launch) };
 
-    return cudaLaunchKernel(
-        reinterpret_cast<const void *>(kernel), dim3(static_cast<unsigned>(launch->swiglu.rows)),
-        dim3(lk_row_threads(launch->swiglu.columns)), args, 0, static_cast<cudaStream_t>(stream));
+    return cudaLaunchKernel(reinterpret_cast<const void *>(kernel),
+                            dim3(static_cast<unsigned>(blocks)), dim3(threads), args, 0,
+                            static_cast<cudaStream_t>(stream));
 }
 
 } // namespace
 
 extern "C" int lk_run_swiglu_forward(const lk_swiglu_launch *launch, void *stream)
 {
-#ifdef LK_COMPUTE_VARIANTS
-    uint64_t groups = (launch->swiglu.columns + 7) / 8, all = launch->swiglu.rows * groups;
-    void *args[] = { const_cast<lk_swiglu_launch *>(launch) };
+    uint64_t rows = launch->swiglu.rows, groups = (launch->swiglu.columns + 7) / 8;
 
-    if (groups <= LK_BLOCK && all < UINT32_MAX - LK_BLOCK)
-        return cudaLaunchKernel(
-            reinterpret_cast<const void *>(launch->wide ? swiglu_short_kernel<LK_WHOLE>
-                                                        : swiglu_short_kernel<LK_SINGLE>),
-            dim3(static_cast<unsigned>((all + LK_BLOCK - 1) / LK_BLOCK)), dim3(LK_BLOCK), args, 0,
-            static_cast<cudaStream_t>(stream));
-#endif
+    if (groups <= LK_BLOCK && rows * groups < UINT32_MAX - LK_BLOCK)
+        return run(launch->wide ? swiglu_short_kernel<LK_WHOLE> : swiglu_short_kernel<LK_SINGLE>,
+                   launch, (rows * groups + LK_BLOCK - 1) / LK_BLOCK, LK_BLOCK, stream);
     return run(launch->wide ? swiglu_forward_kernel<LK_WHOLE> : swiglu_forward_kernel<LK_SINGLE>,
-               launch, stream);
+               launch, rows, lk_row_threads(launch->swiglu.columns), stream);
 }
 
 extern "C" int lk_run_swiglu_backward(const lk_swiglu_launch *launch, void *stream)
 {
     return run(launch->wide ? swiglu_backward_kernel<LK_WHOLE> : swiglu_backward_kernel<LK_SINGLE>,
-               launch, stream);
+               launch, launch->swiglu.rows, lk_row_threads(launch->swiglu.columns), stream);
 }
 
 extern "C" int lk_load_swiglu(void)
 {
     const void *kernels[] = { reinterpret_cast<const void *>(swiglu_forward_kernel<LK_WHOLE>),
                               reinterpret_cast<const void *>(swiglu_forward_kernel<LK_SINGLE>),
+                              reinterpret_cast<const void *>(swiglu_short_kernel<LK_WHOLE>),
+                              reinterpret_cast<const void *>(swiglu_short_kernel<LK_SINGLE>),
                               reinterpret_cast<const void *>(swiglu_backward_kernel<LK_WHOLE>),
                               reinterpret_cast<const void *>(swiglu_backward_kernel<LK_SINGLE>) };
 
