@@ -33,19 +33,13 @@ static inline void lk_count(uint64_t *counter, uint64_t n)
 
 #define LK_GEMM_CUT 128 /* rows and columns that a multiprocessor makes of a product at a time */
 
-#ifdef LK_COMPUTE_VARIANTS
-#define LK_BESIDE 1 /* what finds room is made beside a product; to be measured */
-#else
-#define LK_BESIDE 0
-#endif
-
 /* Whether a product of so many rows and columns leaves multiprocessors idle, and there are streams to fill them from. */
 static inline bool lk_gemm_leaves_room(const struct lk_blas *blas, uint64_t rows, uint64_t columns)
 {
     uint64_t parts = (rows + LK_GEMM_CUT - 1) / LK_GEMM_CUT *
                      ((columns + LK_GEMM_CUT - 1) / LK_GEMM_CUT);
 
-    return LK_BESIDE && blas && blas->forks && parts <= lk_forks_sms(blas->forks);
+    return blas && blas->forks && parts <= lk_forks_sms(blas->forks);
 }
 
 static inline uint64_t lk_type_bytes(enum lk_type type)

@@ -209,7 +209,11 @@ int lk_fold_backward(const struct lk_fold *fold, const struct lk_fold_grads *gra
  *
  * What backward needs beside x and the weights is saved or made anew, each by the caller's choice (struct lk_saved): with
  * everything NULL nothing is kept but x. z that was made anew has the same bits, h is always made anew, the dropout bits are
- * drawn anew (the rng as in forward). Results do not depend on what was saved. */
+ * drawn anew (the rng as in forward). Results do not depend on what was saved.
+ *
+ * Where a product of `rows` x hidden leaves multiprocessors idle, what does not wait for it is made at the same time, on a
+ * stream of the struct lk_blas that is tied to the caller's by events: a folded norm's statistics in lk_mlp_forward(); dweight,
+ * dbias and y in lk_norm_linear_backward(), which then takes two workspaces of products and dy beside y. */
 
 struct lk_saved {
     float *rstd; /* rows; NULL: made anew, one pass over x */
