@@ -211,15 +211,10 @@ const norm_table backward_again_tables[2][2] = NORM_TABLES(again_backward);
 const norm_table forward_forms[NORM_FORWARD_FORMS][2][2] = {
     FORM_TABLES(form_forward, FORWARD_ROWS),      FORM_TABLES(form_forward, FORWARD_RING),
     FORM_TABLES(form_forward, FORWARD_ROWS_MORE), FORM_TABLES(form_forward, FORWARD_ROWS_WIDE),
-    FORM_TABLES(form_forward, FORWARD_ROWS_HELD), FORM_TABLES(form_forward, FORWARD_ROWS_NARROW),
-    FORM_TABLES(form_forward, FORWARD_ONCE),      FORM_TABLES(form_forward, FORWARD_ROWS_ONCE),
-    FORM_TABLES(form_forward, FORWARD_MORE_ONCE), FORM_TABLES(form_forward, FORWARD_WIDE_ONCE),
-    FORM_TABLES(form_forward, FORWARD_FULL),      FORM_TABLES(form_forward, FORWARD_PAIRS)
+    FORM_TABLES(form_forward, FORWARD_ROWS_HELD), FORM_TABLES(form_forward, FORWARD_ROWS_NARROW)
 };
 const norm_table backward_forms[NORM_BACKWARD_FORMS][2][2] = {
-    FORM_TABLES(form_backward, BACKWARD_ROWS), FORM_TABLES(form_backward, BACKWARD_RING),
-    FORM_TABLES(form_backward, BACKWARD_TWO), FORM_TABLES(form_backward, BACKWARD_TWO_MORE),
-    FORM_TABLES(form_backward, BACKWARD_LATE)
+    FORM_TABLES(form_backward, BACKWARD_ROWS), FORM_TABLES(form_backward, BACKWARD_RING)
 };
 #endif
 

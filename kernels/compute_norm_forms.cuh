@@ -21,59 +21,29 @@ enum norm_forward_form {
     FORWARD_ROWS_WIDE,   /* more threads for a row */
     FORWARD_ROWS_HELD,   /* more of a row, or more rows, for each thread */
     FORWARD_ROWS_NARROW, /* fewer threads for a row, which hold more */
-#ifdef LK_COMPUTE_VARIANTS
-    FORWARD_ONCE, /* the product's, and one barrier */
-    FORWARD_ROWS_ONCE,
-    FORWARD_MORE_ONCE,
-    FORWARD_WIDE_ONCE,
-    FORWARD_FULL, /* 1024 threads, which hold twice as much, or smaller blocks */
-    FORWARD_PAIRS,
-#endif
     NORM_FORWARD_FORMS
 };
 
 enum norm_backward_form {
     BACKWARD_ROWS,
     BACKWARD_RING,
-#ifdef LK_COMPUTE_VARIANTS
-    BACKWARD_TWO,      /* two teams of twice as many threads, the weights in shared memory */
-    BACKWARD_TWO_MORE, /* and more stages */
-    BACKWARD_LATE,
-#endif
     NORM_BACKWARD_FORMS
 };
 
-constexpr const char *NORM_FORWARD_NAMES[] = {
-    "rows",
-    "ring",
-    "rows, more blocks",
-    "rows, more threads",
-    "rows, more of a thread",
-    "rows, fewer threads",
-#ifdef LK_COMPUTE_VARIANTS
-    "product, one barrier",
-    "rows, one barrier",
-    "more blocks, one barrier",
-    "more threads, one barrier",
-    "full, one barrier",
-    "pairs, one barrier",
-#endif
-};
-constexpr const char *NORM_BACKWARD_NAMES[] = {
-    "rows",
-    "ring",
-#ifdef LK_COMPUTE_VARIANTS
-    "ring, two wide teams",
-    "ring, two wide teams, 3 stages",
-    "ring, late, more",
-#endif
-};
+constexpr const char *NORM_FORWARD_NAMES[] = { "rows",
+                                               "ring",
+                                               "rows, more blocks",
+                                               "rows, more threads",
+                                               "rows, more of a thread",
+                                               "rows, fewer threads" };
+constexpr const char *NORM_BACKWARD_NAMES[] = { "rows", "ring" };
 
 /* The product's form of each class: [with a mean][with a residual]. Measured on one H200, us by rows and by the form: RMSNorm of
  * 32768 x 2048 69.4, 68.4, with a residual 133.1, 131.2, of 8192 x 5120 50.3, 45.1; LayerNorm of 65536 x 1024 75.8, 72.3, with a
  * residual 135.7, 130.7, of 32768 x 2048 83.4, 69.9, of 16384 x 4096 74.8, 70.6, of 8192 x 5120 59.2, 49.3, of 4096 x 8192 42.0,
  * 39.8, with a residual 70.7, 69.0. Rows were the best or within 1 % of it in the other cases of 1024 to 8192 columns. Classes of
- * 256, 512 and 16384, and those of 1024 and 6144 with a residual of which nothing is said, have not been measured. */
+ * 256, 512 and 16384, and those of 1024 and 6144 with a residual of which nothing is said, have not been measured. A mean and
+ * squares with one barrier, each warp's around its own mean, were slower: LayerNorm of 4096 x 8192 41.1, of 16384 x 4096 71.8. */
 constexpr norm_forward_form NORM_FORWARD_FORM[2][2][NORM_CLASS_COUNT] = {
     {{ FORWARD_ROWS, FORWARD_ROWS, FORWARD_ROWS, FORWARD_ROWS_HELD, FORWARD_ROWS,
         FORWARD_ROWS_MORE, FORWARD_ROWS, FORWARD_ROWS },
@@ -84,17 +54,6 @@ constexpr norm_forward_form NORM_FORWARD_FORM[2][2][NORM_CLASS_COUNT] = {
      { FORWARD_ROWS, FORWARD_ROWS, FORWARD_ROWS_WIDE, FORWARD_ROWS, FORWARD_ROWS, FORWARD_RING,
         FORWARD_ROWS_MORE, FORWARD_ROWS }},
 };
-
-#ifdef LK_COMPUTE_VARIANTS
-constexpr norm_forward_form product_form(bool layer, bool residual, unsigned columns)
-{
-    unsigned nth = 0;
-
-    while (NORM_CLASSES[nth] != columns)
-        nth++;
-    return NORM_FORWARD_FORM[layer][residual][nth];
-}
-#endif
 
 /* Of statistics alone, which are nobody's but their caller's. Of LayerNorm, us by rows and by the form: 65536 x 1024
  * 34.7, 32.7, 32768 x 2048 55.2, 32.7, 16384 x 4096 41.5, 33.1, 4096 x 8192 19.8, 17.3. */
@@ -109,7 +68,8 @@ constexpr norm_forward_form statistics_form(bool layer, unsigned columns)
 
 /* Measured on one H200, us by rows and by a ring, without and with a mean or dbeta: 131072 x 256 59, 56; 63, 55; 131072 x 512
  * 111, 110; 118, 111; 65536 x 1024 122, 102; 130, 102; 32768 x 2048 126, 101; 135, 104; 16384 x 4096 122, 100; 132, 106; 8192 x
- * 5120 104, 67; 115, 69; 4096 x 8192 73, 55; 83, 60. Rows of 16384 columns have no other form. */
+ * 5120 104, 67; 115, 69; 4096 x 8192 73, 55; 83, 60. Rows of 16384 columns have no other form. Two teams of 512 threads, with the
+ * weights in shared memory, took 60 and 65 of 4096 x 8192, 101 and 128 of 16384 x 4096. */
 constexpr norm_backward_form NORM_BACKWARD_FORM[NORM_CLASS_COUNT] = {
     BACKWARD_RING, BACKWARD_RING, BACKWARD_RING, BACKWARD_RING,
     BACKWARD_RING, BACKWARD_RING, BACKWARD_RING, BACKWARD_ROWS
@@ -126,7 +86,7 @@ constexpr uint64_t NORM_FEW[NORM_CLASS_COUNT] = { 0, 0, 132 * 8 * 2, 132 * 6, 13
 /* The longest rows of which backward can make y anew: those of the last class with a ring. */
 constexpr unsigned NORM_AGAIN_MOST = 8192;
 
-constexpr size_t NORM_RING_MOST = 225 * 1024; /* of a multiprocessor's shared memory */
+constexpr size_t NORM_RING_MOST = 200 * 1024; /* of a multiprocessor's shared memory */
 
 using norm_function = void (*)(lk_norm_launch);
 
@@ -141,12 +101,12 @@ struct norm_kernel {
 
 /* ---- forward ---- */
 
-template <unsigned Lanes, unsigned Groups, bool Layer, unsigned How, unsigned Hold = 4,
-          unsigned Blocks = 1024 / norm_team<Lanes>::threads>
+template <unsigned Lanes, unsigned Groups, bool Layer, unsigned Hold = 4,
+          unsigned Blocks = 1024 / norm_team<Lanes>::threads, bool Early = false>
 constexpr norm_kernel forward_rows()
 {
     return { uint64_t{ 8 } * Lanes * Groups,
-             norm_forward_rows<Lanes, Groups, Layer, Hold, Blocks, How>,
+             norm_forward_rows<Lanes, Groups, Layer, Hold, Blocks, Early>,
              norm_team<Lanes>::threads,
              norm_team<Lanes>::count * Hold / Groups,
              0,
@@ -166,149 +126,96 @@ template <class Shape, bool Layer, bool Residual> constexpr norm_kernel forward_
              Shape::bytes(Residual ? 2 : 1) };
 }
 
-template <unsigned Columns, bool Layer, unsigned How = 0>
-constexpr norm_kernel choose_forward_rows()
+template <unsigned Columns, bool Layer> constexpr norm_kernel choose_forward_rows()
 {
     if constexpr (Columns == 256)
-        return forward_rows<32, 1, Layer, How>();
+        return forward_rows<32, 1, Layer>();
     else if constexpr (Columns == 512)
-        return forward_rows<32, 2, Layer, How>();
+        return forward_rows<32, 2, Layer>();
     else if constexpr (Columns == 1024)
-        return forward_rows<32, 4, Layer, How>();
+        return forward_rows<32, 4, Layer>();
     else if constexpr (Columns == 2048)
-        return forward_rows<256, 1, Layer, How>();
+        return forward_rows<256, 1, Layer>();
     else if constexpr (Columns == 4096)
-        return forward_rows<256, 2, Layer, How>();
+        return forward_rows<256, 2, Layer>();
     else if constexpr (Columns <= 8192)
-        return forward_rows<256, 4, Layer, How>();
+        return forward_rows<256, 4, Layer>();
     else
-        return forward_rows<512, 4, Layer, How>();
+        return forward_rows<512, 4, Layer>();
 }
 
-template <unsigned Columns, bool Layer, unsigned How = 0>
-constexpr norm_kernel choose_forward_more()
+template <unsigned Columns, bool Layer> constexpr norm_kernel choose_forward_more()
 {
     if constexpr (Columns == 1024)
-        return forward_rows<32, 4, Layer, How | NORM_EARLY, 4, 5>();
+        return forward_rows<32, 4, Layer, 4, 5, true>();
     else if constexpr (Columns == 6144)
-        return forward_rows<256, 3, Layer, How | NORM_EARLY, 3, 5>();
+        return forward_rows<256, 3, Layer, 3, 5, true>();
     else if constexpr (Columns == 8192)
-        return forward_rows<512, 2, Layer, How | NORM_EARLY, 2, 3>();
+        return forward_rows<512, 2, Layer, 2, 3, true>();
     else
-        return choose_forward_rows<Columns, Layer, How>();
+        return choose_forward_rows<Columns, Layer>();
 }
 
-template <unsigned Columns, bool Layer, unsigned How = 0>
-constexpr norm_kernel choose_forward_wide()
+template <unsigned Columns, bool Layer> constexpr norm_kernel choose_forward_wide()
 {
     if constexpr (Columns == 1024)
-        return forward_rows<128, 1, Layer, How | NORM_EARLY, 2, 8>();
+        return forward_rows<128, 1, Layer, 2, 8, true>();
     else if constexpr (Columns == 2048)
-        return forward_rows<256, 1, Layer, How | NORM_EARLY, 1, 6>();
+        return forward_rows<256, 1, Layer, 1, 6, true>();
     else if constexpr (Columns == 4096)
-        return forward_rows<256, 2, Layer, How | NORM_EARLY, 2, 6>();
+        return forward_rows<256, 2, Layer, 2, 6, true>();
     else
-        return choose_forward_rows<Columns, Layer, How>();
+        return choose_forward_rows<Columns, Layer>();
 }
 
-template <unsigned Columns, bool Layer, unsigned How = 0>
-constexpr norm_kernel choose_forward_held()
+template <unsigned Columns, bool Layer> constexpr norm_kernel choose_forward_held()
 {
     if constexpr (Columns == 2048)
-        return forward_rows<128, 2, Layer, How, 8, 6>();
+        return forward_rows<128, 2, Layer, 8, 6>();
     else if constexpr (Columns == 4096)
-        return forward_rows<128, 4, Layer, How, 8, 6>();
+        return forward_rows<128, 4, Layer, 8, 6>();
     else if constexpr (Columns == 8192)
-        return forward_rows<256, 4, Layer, How, 8, 3>();
+        return forward_rows<256, 4, Layer, 8, 3>();
     else
-        return choose_forward_rows<Columns, Layer, How>();
+        return choose_forward_rows<Columns, Layer>();
 }
 
-template <unsigned Columns, bool Layer, unsigned How = 0>
-constexpr norm_kernel choose_forward_narrow()
+template <unsigned Columns, bool Layer> constexpr norm_kernel choose_forward_narrow()
 {
     if constexpr (Columns == 2048)
-        return forward_rows<32, 8, Layer, How, 8, 3>();
+        return forward_rows<32, 8, Layer, 8, 3>();
     else if constexpr (Columns == 8192)
-        return forward_rows<128, 8, Layer, How, 8, 6>();
+        return forward_rows<128, 8, Layer, 8, 6>();
     else
-        return choose_forward_rows<Columns, Layer, How>();
+        return choose_forward_rows<Columns, Layer>();
 }
 
 /* Of 6144 columns alone: others were slower than rows. */
-template <unsigned Columns, bool Layer, bool Residual, unsigned How = 0>
-constexpr norm_kernel choose_forward_ring()
+template <unsigned Columns, bool Layer, bool Residual> constexpr norm_kernel choose_forward_ring()
 {
     if constexpr (Columns == 6144 && Layer && !Residual)
         return forward_ring<norm_ring<256, 2, 3, 2, 2>, Layer, Residual>();
     else if constexpr (Columns == 6144)
         return forward_ring<norm_ring<256, 2, 3, 1, 4>, Layer, Residual>();
     else
-        return choose_forward_rows<Columns, Layer, How>();
-}
-
-#ifdef LK_COMPUTE_VARIANTS
-template <unsigned Columns, bool Layer> constexpr norm_kernel try_forward_full()
-{
-    if constexpr (Columns == 1024 && Layer)
-        return forward_rows<64, 2, Layer, NORM_ONCE, 4, 16>();
-    else if constexpr (Columns == 2048)
-        return forward_rows<128, 2, Layer, NORM_ONCE, 4, 8>();
-    else if constexpr (Columns == 4096)
-        return forward_rows<128, 4, Layer, NORM_ONCE, 8, 8>();
-    else if constexpr (Columns == 8192)
-        return forward_rows<256, 4, Layer, NORM_ONCE, 8, 4>();
-    else
         return choose_forward_rows<Columns, Layer>();
 }
 
-template <unsigned Columns, bool Layer> constexpr norm_kernel try_forward_pairs()
-{
-    if constexpr (Columns == 1024 && Layer)
-        return forward_rows<64, 2, Layer, NORM_ONCE, 8, 12>();
-    else if constexpr (Columns == 2048)
-        return forward_rows<256, 1, Layer, NORM_ONCE, 2, 6>();
-    else if constexpr (Columns == 4096)
-        return forward_rows<256, 2, Layer, NORM_ONCE, 4, 5>();
-    else if constexpr (Columns == 8192)
-        return forward_rows<512, 2, Layer, NORM_ONCE, 4, 2>();
-    else
-        return choose_forward_rows<Columns, Layer>();
-}
-#endif
-
-template <norm_forward_form Form, unsigned Columns, bool Layer, bool Residual, unsigned How = 0>
+template <norm_forward_form Form, unsigned Columns, bool Layer, bool Residual>
 constexpr norm_kernel choose_forward()
 {
-#ifdef LK_COMPUTE_VARIANTS
-    constexpr norm_forward_form product = product_form(Layer, Residual, Columns);
-
-    if constexpr (Form == FORWARD_ONCE)
-        return choose_forward<product, Columns, Layer, Residual, NORM_ONCE>();
-    else if constexpr (Form == FORWARD_ROWS_ONCE)
-        return choose_forward_rows<Columns, Layer, NORM_ONCE>();
-    else if constexpr (Form == FORWARD_MORE_ONCE)
-        return choose_forward_more<Columns, Layer, NORM_ONCE>();
-    else if constexpr (Form == FORWARD_WIDE_ONCE)
-        return choose_forward_wide<Columns, Layer, NORM_ONCE>();
-    else if constexpr (Form == FORWARD_FULL)
-        return try_forward_full<Columns, Layer>();
-    else if constexpr (Form == FORWARD_PAIRS)
-        return try_forward_pairs<Columns, Layer>();
-    else
-#endif
-        if constexpr (Form == FORWARD_RING)
-        return choose_forward_ring<Columns, Layer, Residual, How>();
+    if constexpr (Form == FORWARD_RING)
+        return choose_forward_ring<Columns, Layer, Residual>();
     else if constexpr (Form == FORWARD_ROWS_MORE)
-        return choose_forward_more<Columns, Layer, How>();
+        return choose_forward_more<Columns, Layer>();
     else if constexpr (Form == FORWARD_ROWS_WIDE)
-        return choose_forward_wide<Columns, Layer, How>();
+        return choose_forward_wide<Columns, Layer>();
     else if constexpr (Form == FORWARD_ROWS_HELD)
-        return choose_forward_held<Columns, Layer, How>();
+        return choose_forward_held<Columns, Layer>();
     else if constexpr (Form == FORWARD_ROWS_NARROW)
-        return choose_forward_narrow<Columns, Layer, How>();
+        return choose_forward_narrow<Columns, Layer>();
     else
-        return choose_forward_rows<Columns, Layer, How>();
+        return choose_forward_rows<Columns, Layer>();
 }
 
 /* ---- backward ---- */
@@ -326,7 +233,7 @@ template <unsigned Lanes, unsigned Groups, bool Full> constexpr norm_kernel back
 template <class Shape, bool Full, bool Residual, bool Again = false>
 constexpr norm_kernel backward_ring()
 {
-    static_assert(Shape::backward_bytes(Residual ? 3 : 2) <= NORM_RING_MOST, "does not fit");
+    static_assert(Shape::bytes(Residual ? 3 : 2) <= NORM_RING_MOST, "does not fit");
     return { Shape::columns,
              norm_backward_ring < Shape,
              Residual ? 3 : 2,
@@ -335,7 +242,7 @@ constexpr norm_kernel backward_ring()
              Shape::threads,
              Shape::Teams * Shape::Rows,
              132,
-             Shape::backward_bytes(Residual ? 3 : 2) };
+             Shape::bytes(Residual ? 3 : 2) };
 }
 
 template <unsigned Columns, bool Full> constexpr norm_kernel choose_backward_rows()
@@ -412,47 +319,10 @@ constexpr norm_kernel choose_backward_residual()
         return choose_backward_rows<Columns, Full>();
 }
 
-#ifdef LK_COMPUTE_VARIANTS
-template <unsigned Columns, bool Full, bool Residual, unsigned Stages>
-constexpr norm_kernel try_two()
-{
-    if constexpr (Columns == 1024)
-        return backward_ring<norm_ring<128, 8, 1, 1, Stages, false, true>, Full, Residual>();
-    else if constexpr (Columns == 2048)
-        return backward_ring<norm_ring<256, 4, 1, 1, Stages, false, true>, Full, Residual>();
-    else if constexpr (Columns == 4096)
-        return backward_ring<norm_ring<512, 2, 1, 1, Stages, false, true>, Full, Residual>();
-    else if constexpr (Columns == 8192 && !Residual)
-        return backward_ring<norm_ring<512, 2, 2, 1, Stages == 3 ? 3 : 2, false, true>, Full,
-                             Residual>();
-    else
-        return choose_backward_ring<Columns, Full>();
-}
-
-template <unsigned Columns, bool Full> constexpr norm_kernel try_late()
-{
-    if constexpr (Columns == 4096)
-        return backward_ring<norm_ring<256, 2, 2, 2, 3, true>, Full, false>();
-    else if constexpr (Columns == 8192)
-        return backward_ring<norm_ring<512, 1, 2, 2, 3, true>, Full, false>();
-    else
-        return choose_backward_ring<Columns, Full>();
-}
-#endif
-
 template <norm_backward_form Form, unsigned Columns, bool Full, bool Residual>
 constexpr norm_kernel choose_backward()
 {
-#ifdef LK_COMPUTE_VARIANTS
-    if constexpr (Form == BACKWARD_TWO && !Residual)
-        return try_two<Columns, Full, Residual, 2>();
-    else if constexpr (Form == BACKWARD_TWO_MORE && !Residual)
-        return try_two<Columns, Full, Residual, 3>();
-    else if constexpr (Form == BACKWARD_LATE && !Residual)
-        return try_late<Columns, Full>();
-    else
-#endif
-        if constexpr (Form == BACKWARD_ROWS)
+    if constexpr (Form == BACKWARD_ROWS)
         return choose_backward_rows<Columns, Full>();
     else if constexpr (Residual)
         return choose_backward_residual<Columns, Full>();

@@ -12,13 +12,11 @@
 #include <cuda_pipeline_primitives.h>
 
 /* The shape of a block. Rows of a team at a time, Groups of eight columns of each per thread. Late: rows are written when the
- * next ones have been added up, so that a team's threads have work on both sides of a barrier (backward alone). Shared: the
- * weights are in shared memory instead of registers (backward alone). */
-template <unsigned L, unsigned T, unsigned G, unsigned R, unsigned S, bool A = false,
-          bool W = false>
+ * next ones have been added up, so that a team's threads have work on both sides of a barrier (backward alone). */
+template <unsigned L, unsigned T, unsigned G, unsigned R, unsigned S, bool A = false>
 struct norm_ring {
     static constexpr unsigned Lanes = L, Teams = T, Groups = G, Rows = R, Stages = S;
-    static constexpr bool Late = A, Shared = W;
+    static constexpr bool Late = A;
     static constexpr unsigned threads = L * T, warps = L / 32;
     static constexpr uint64_t columns = uint64_t{ 8 } * L * G;
 
@@ -26,12 +24,6 @@ struct norm_ring {
     static constexpr size_t bytes(unsigned matrices)
     {
         return size_t{ 16 } * S * matrices * R * G * threads;
-    }
-
-    /* The same of backward: the weights, if they are there, are behind. */
-    static constexpr size_t backward_bytes(unsigned matrices)
-    {
-        return bytes(matrices) + (Shared ? columns * sizeof(float) : 0);
     }
 };
 
@@ -325,59 +317,10 @@ __device__ __forceinline__ void ring_begin_backward(const lk_norm_launch &launch
 
 /* Again: y is made anew beside dx. */
 template <class Shape, bool Full, bool Again> struct ring_columns {
-    float weight[Shape::Shared ? 1 : Shape::Groups]
-                [8]; /* what gamma is, if it is not in `shared` */
-    float4 *shared;  /* of all groups the first halves, then the second ones */
+    float weight[Shape::Groups][8]; /* what gamma is */
     float beta[Again ? Shape::Groups : 1][8];
     norm_columns_sums<Shape::Groups, Full> sums;
 };
-
-/* What gamma is in a thread's group v. */
-template <class Shape, bool Full, bool Again>
-__device__ __forceinline__ void ring_weight(const ring_columns<Shape, Full, Again> &mine,
-                                            unsigned v, unsigned lane, float (&out)[8])
-{
-#pragma unroll
-    for (unsigned half = 0; half < 2; half++) {
-        if constexpr (Shape::Shared) {
-            float4 four =
-                mine.shared[half * Shape::Groups * Shape::Lanes + v * Shape::Lanes + lane];
-
-            out[4 * half] = four.x;
-            out[4 * half + 1] = four.y;
-            out[4 * half + 2] = four.z;
-            out[4 * half + 3] = four.w;
-        } else {
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                out[4 * half + i] = mine.weight[v][4 * half + i];
-        }
-    }
-}
-
-/* Takes the weights of a thread's groups from memory. Shared: a barrier of the block has to follow. */
-template <class Shape, bool Full, bool Again>
-__device__ __forceinline__ void ring_take_weights(const lk_norm &norm, unsigned lane,
-                                                  ring_columns<Shape, Full, Again> &mine)
-{
-#pragma unroll
-    for (unsigned v = 0; v < Shape::Groups; v++) {
-        unsigned group = lane + v * Shape::Lanes;
-        uint64_t at = uint64_t{ 8 } * group;
-        float(&own)[8] = mine.weight[Shape::Shared ? 0 : v];
-
-        if (at >= norm.columns)
-            continue;
-        norm_weights(&norm, norm.gamma, at, LK_WHOLE, 1, norm.gamma_offset, own);
-        if (Again)
-            norm_weights(&norm, norm.beta, at, LK_WHOLE, 0, 0, mine.beta[Again ? v : 0]);
-        if (Shape::Shared && threadIdx.x < Shape::Lanes) {
-            mine.shared[group] = make_float4(own[0], own[1], own[2], own[3]);
-            mine.shared[Shape::Groups * Shape::Lanes + group] = make_float4(own[4], own[5], own[6],
-                                                                            own[7]);
-        }
-    }
-}
 
 /* The sums of a stage's rows: dy * gamma * hat, then, if Full, dy * gamma. */
 template <class Shape, unsigned Matrices, bool Full, bool Again>
@@ -392,7 +335,7 @@ ring_sum_rows(uint4 *ring, unsigned stage, unsigned count, unsigned columns, uns
 
 #pragma unroll
         for (unsigned v = 0; v < Shape::Groups; v++) {
-            float hat[8], dy[8], weight[8];
+            float hat[8], dy[8];
 
             if (8 * (lane + v * Shape::Lanes) >= columns || r >= count)
                 continue;
@@ -402,10 +345,9 @@ ring_sum_rows(uint4 *ring, unsigned stage, unsigned count, unsigned columns, uns
             for (int i = 0; i < 8; i++)
                 hat[i] = (Full ? hat[i] - mean[r] : hat[i]) * rstd[r];
             add_products(mine.sums, v, dy, hat);
-            ring_weight<Shape, Full, Again>(mine, v, lane, weight);
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                float d = dy[i] * weight[i];
+                float d = dy[i] * mine.weight[v][i];
 
                 if (Full)
                     plain[i % 2] += d;
@@ -459,21 +401,20 @@ __device__ __forceinline__ void ring_write_rows(const lk_norm_launch &launch, ui
 #pragma unroll
         for (unsigned v = 0; v < Shape::Groups; v++) {
             unsigned at = 8 * (lane + v * Shape::Lanes);
-            float s[8], dy[8], ds[8], weight[8];
+            float s[8], dy[8], ds[8];
 
             if (at >= columns)
                 continue;
             unpack_group(*ring_at<Shape, Matrices>(ring, stage, 0, r, v), s);
             unpack_group(*ring_at<Shape, Matrices>(ring, stage, 1, r, v), dy);
-            ring_weight<Shape, Full, Again>(mine, v, lane, weight);
             if (Again)
-                ring_write_again<Shape, Full>(launch, first + r, at, s, mean[r], rstd[r], weight,
-                                              mine.beta[Again ? v : 0]);
+                ring_write_again<Shape, Full>(launch, first + r, at, s, mean[r], rstd[r],
+                                              mine.weight[v], mine.beta[Again ? v : 0]);
             if (Matrices == 3)
                 unpack_group(*ring_at<Shape, Matrices>(ring, stage, 2, r, v), ds);
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                float d = dy[i] * weight[i];
+                float d = dy[i] * mine.weight[v][i];
 
                 d = fmaf(Full ? s[i] - mean[r] : s[i], slope, Full ? d - means.plain : d);
                 dy[i] = Matrices == 3 ? fmaf(rstd[r], d, ds[i]) : rstd[r] * d;
@@ -591,12 +532,18 @@ __global__ void __launch_bounds__(Shape::threads, 1)
     for (unsigned s = 0; s < Shape::Stages; s++)
         ring_begin_backward<Shape, Matrices, Full>(launch, now.first + s * step, lane, ring, own,
                                                    s);
-    if (Shape::Shared) /* behind the last stage */
-        mine.shared = reinterpret_cast<float4 *>(
-            ring_at<Shape, Matrices>(ring, Shape::Stages, 0, 0, 0) - threadIdx.x);
-    ring_take_weights<Shape, Full, Again>(launch.norm, lane, mine);
-    if (Shape::Shared)
-        __syncthreads();
+#pragma unroll
+    for (unsigned v = 0; v < Shape::Groups; v++) {
+        uint64_t at = uint64_t{ 8 } * (lane + v * Shape::Lanes);
+
+        if (at >= columns)
+            continue;
+        norm_weights(&launch.norm, launch.norm.gamma, at, LK_WHOLE, 1, launch.norm.gamma_offset,
+                     mine.weight[v]);
+        if (Again)
+            norm_weights(&launch.norm, launch.norm.beta, at, LK_WHOLE, 0, 0,
+                         mine.beta[Again ? v : 0]);
+    }
     for (; now.first < launch.norm.rows; now.first += step) {
         ring_add_up<Shape, Matrices, Full, Again>(launch, ring, own, lane, mine, now);
         ring_sum_begin<Shape>(parts[team][phase], lane, now.sums);

@@ -201,127 +201,14 @@ __device__ __forceinline__ void touch_weights(const lk_norm &norm, const void *w
     }
 }
 
-/* Columns of which the warp of a lane has a part, of a row that the team has. */
-template <unsigned Lanes, unsigned Groups>
-__device__ __forceinline__ unsigned warp_columns(unsigned columns, unsigned lane)
-{
-    unsigned count = 0;
-
-#pragma unroll
-    for (unsigned v = 0; v < Groups; v++) {
-        unsigned first = 8 * (lane / 32 * 32 + v * Lanes);
-
-        count += first >= columns ? 0 : min(columns - first, 256U);
-    }
-    return count;
-}
-
-/* What a team's warps found: how many columns of a row each has, scaled, their mean, and the sum of squares around that. */
-template <unsigned Lanes, unsigned Rows> struct norm_moments {
-    float part[norm_team<Lanes>::warps];
-    float mean[Rows][norm_team<Lanes>::warps], squares[Rows][norm_team<Lanes>::warps];
-};
-
-template <unsigned N> __device__ __forceinline__ void warp_sum(float (&values)[N])
-{
-#pragma unroll
-    for (unsigned half = 16; half; half /= 2)
-#pragma unroll
-        for (unsigned i = 0; i < N; i++)
-            values[i] += __shfl_xor_sync(~0U, values[i], half);
-}
-
-/* The mean of the team's rows and the sum of squares around it with one barrier: around the mean of a warp, and that of all
- * around theirs. What is around a mean loses nothing where all is large and nearly equal, as around the mean of all. */
-template <unsigned Lanes, unsigned Groups, unsigned Rows>
-__device__ __forceinline__ void sum_once(norm_moments<Lanes, Rows> &all,
-                                         const lk_wide16 (&s)[Rows][Groups], uint64_t columns,
-                                         unsigned lane, float (&mean)[Rows], float (&squares)[Rows])
-{
-    float scale = mean_scale(columns);
-    float mine = static_cast<float>(
-        warp_columns<Lanes, Groups>(static_cast<unsigned>(columns), lane));
-
-#pragma unroll
-    for (unsigned r = 0; r < Rows; r++)
-        mean[r] = row_sum<Lanes>(s[r], scale);
-    warp_sum(mean);
-#pragma unroll
-    for (unsigned r = 0; r < Rows; r++) {
-        mean[r] = mine ? mean[r] / (mine * scale) : 0;
-        squares[r] = row_squares<Lanes, Groups, true>(s[r], columns, lane, mean[r]);
-    }
-    warp_sum(squares);
-    if (threadIdx.x % 32 == 0) {
-        all.part[threadIdx.x / 32] = mine * scale;
-#pragma unroll
-        for (unsigned r = 0; r < Rows; r++) {
-            all.mean[r][threadIdx.x / 32] = mean[r];
-            all.squares[r][threadIdx.x / 32] = squares[r];
-        }
-    }
-    __syncthreads();
-#pragma unroll
-    for (unsigned r = 0; r < Rows; r++) {
-        float between = 0;
-
-        mean[r] = squares[r] = 0;
-#pragma unroll
-        for (unsigned w = 0; w < norm_team<Lanes>::warps; w++)
-            mean[r] = fmaf(all.mean[r][w], all.part[w], mean[r]);
-        mean[r] = mean[r] / (static_cast<float>(columns) * scale);
-#pragma unroll
-        for (unsigned w = 0; w < norm_team<Lanes>::warps; w++) {
-            float away = all.mean[r][w] - mean[r];
-
-            between = fmaf(away * all.part[w], away, between);
-            squares[r] += all.squares[r][w];
-        }
-        squares[r] = fmaf(between, 1 / scale, squares[r]);
-    }
-}
-
-/* How a kernel goes about its rows. */
-enum norm_how : unsigned {
-    NORM_EARLY = 1, /* the weights are touched before they are needed */
-    NORM_ONCE = 2,  /* mean and squares of a block's rows with one barrier */
-};
-
-/* The mean of rows, if they have one, and the sum of squares around it. */
-template <unsigned Lanes, unsigned Groups, bool Layer, unsigned How, unsigned Rows>
-__device__ __forceinline__ void find_moments(const lk_wide16 (&s)[Rows][Groups], uint64_t columns,
-                                             unsigned lane, float (&mean)[Rows],
-                                             float (&squares)[Rows])
-{
-    if constexpr (Layer && How & NORM_ONCE && Lanes != 32) {
-        __shared__ __align__(16) norm_moments<Lanes, Rows> all;
-
-        sum_once<Lanes>(all, s, columns, lane, mean, squares);
-        return;
-    }
-    __shared__ __align__(16) float parts[2][Rows][norm_team<Lanes>::warps];
-
-    if (Layer) {
-#pragma unroll
-        for (unsigned r = 0; r < Rows; r++)
-            squares[r] = row_sum<Lanes>(s[r], mean_scale(columns));
-        team_sum<Lanes>(parts[0], squares);
-    }
-#pragma unroll
-    for (unsigned r = 0; r < Rows; r++) {
-        mean[r] = Layer ? squares[r] / (static_cast<float>(columns) * mean_scale(columns)) : 0;
-        squares[r] = row_squares<Lanes, Groups, Layer>(s[r], columns, lane, mean[r]);
-    }
-    team_sum<Lanes>(parts[1], squares);
-}
-
 /* Rows * Groups is Hold; so many blocks find room on a multiprocessor. */
 template <unsigned Lanes, unsigned Groups, bool Layer, unsigned Hold = 4,
-          unsigned Blocks = 1024 / norm_team<Lanes>::threads, unsigned How = 0>
+          unsigned Blocks = 1024 / norm_team<Lanes>::threads, bool Early = false>
 __global__ void __launch_bounds__(norm_team<Lanes>::threads, Blocks)
     norm_forward_rows(const __grid_constant__ lk_norm_launch launch)
 {
     constexpr unsigned Rows = Hold / Groups;
+    __shared__ __align__(16) float parts[2][Rows][norm_team<Lanes>::warps];
     unsigned lane = threadIdx.x % Lanes;
     uint64_t team = uint64_t{ blockIdx.x } * norm_team<Lanes>::count + threadIdx.x / Lanes;
     uint64_t first = group_from_the_end(team, Rows, launch.norm.rows);
@@ -333,11 +220,22 @@ __global__ void __launch_bounds__(norm_team<Lanes>::threads, Blocks)
     if (first >= launch.norm.rows)
         return; /* a warp whose block has rows; a block always has some */
     load_sums<Lanes>(launch, first, lane, s);
-    if (How & NORM_EARLY && launch.forward.y) {
+    if (Early && launch.forward.y) {
         touch_weights<Lanes, Groups>(launch.norm, launch.norm.gamma, lane);
         touch_weights<Lanes, Groups>(launch.norm, launch.norm.beta, lane);
     }
-    find_moments<Lanes, Groups, Layer, How>(s, columns, lane, mean, total);
+    if (Layer) {
+#pragma unroll
+        for (unsigned r = 0; r < Rows; r++)
+            total[r] = row_sum<Lanes>(s[r], mean_scale(columns));
+        team_sum<Lanes>(parts[0], total);
+    }
+#pragma unroll
+    for (unsigned r = 0; r < Rows; r++) {
+        mean[r] = Layer ? total[r] / (static_cast<float>(columns) * mean_scale(columns)) : 0;
+        total[r] = row_squares<Lanes, Groups, Layer>(s[r], columns, lane, mean[r]);
+    }
+    team_sum<Lanes>(parts[1], total);
 #pragma unroll
     for (unsigned r = 0; r < Rows; r++) {
         total[r] = norm_rstd(&launch.norm, total[r]);
