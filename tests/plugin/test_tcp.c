@@ -678,7 +678,7 @@ static void wait_for_goodbye(const struct pair *pair)
 
     while (!gone) {
         conn_lock(conn);
-        gone = conn->peer_gone;
+        gone = conn->peer_gone || conn->peer_leaving;
         conn_unlock(conn);
         CHECK(!lc_deadline_passed(end));
         sched_yield();
@@ -770,7 +770,7 @@ static void zeros_are_exact(void)
 /* What the report would be told; by whoever closes or ends. */
 void loongcomm_metrics_add_v1(const char *source, const char *device, const char *peer,
                               const char *name, uint64_t value);
-static unsigned long told_zeros;
+static atomic_ulong told_zeros;
 
 void loongcomm_metrics_add_v1(const char *source, const char *device, const char *peer,
                               const char *name, uint64_t value)

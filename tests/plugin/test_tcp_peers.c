@@ -156,6 +156,21 @@ static struct lc_net_comm *accept_from(struct lc_net_listen *listen)
     return comm;
 }
 
+static void wait_for_sockets(struct lc_net_comm *comm)
+{
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+    struct conn *conn = (struct conn *)comm;
+    int up = 0;
+
+    while (up == 0) {
+        conn_lock(conn);
+        up = conn->n_up;
+        conn_unlock_unchanged(conn);
+        CHECK(!lc_deadline_passed(end));
+        sched_yield();
+    }
+}
+
 static unsigned char brief[8000]; /* a message that may come before its receive */
 
 static void send_brief(struct lc_net_comm *comm)
@@ -310,6 +325,7 @@ static void what_had_come_from_a_killed_peer_is_read(void)
     say(other.fd, handle, sizeof(handle));
     comm = accept_from(listen);
     conn = (struct conn *)comm;
+    wait_for_sockets(comm);
     atomic_store(&conn->attendance, CALLED); /* just now */
     lane_kick(&conn->lanes[0], 1);
     say(other.fd, &done, 1);
@@ -394,14 +410,104 @@ static void a_killed_peer_is_an_error_that_names_it(bool sends, bool parked)
     lc_log_set_sink(NULL);
 }
 
+/* ---- a sender that leaves ---- */
+
+#define LAST 30 /* messages, far more than the receiver's socket holds */
+
+/* The other process: its last communicator ends, and it goes on or exits. */
+static void be_leaving(int fd, bool exits)
+{
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+    unsigned char handle[LC_NET_HANDLE_BYTES];
+    struct lc_net_comm *comm;
+    bool runs = true;
+    char go = 1;
+
+    begin();
+    hear(fd, handle, sizeof(handle));
+    comm = connect_to(handle);
+    hear(fd, &go, 1);
+    for (int i = 0; i < LAST; i++) {
+        memset(brief, i + 1, sizeof(brief));
+        send_brief(comm);
+    }
+    lc_net_tcp.close_send(comm);
+    lc_net_tcp.fini(ctx);
+    say(fd, &go, 1);
+    if (exits)
+        exit(0);
+    while (runs) { /* the engine's threads end behind the last message, though nobody calls */
+        pthread_mutex_lock(&engine.life);
+        runs = engine.running;
+        pthread_mutex_unlock(&engine.life);
+        CHECK(!lc_deadline_passed(end));
+        usleep(1000);
+    }
+    begin(); /* anew */
+    lc_net_tcp.fini(ctx);
+    exit(0);
+}
+
+/* Its receiver is there, but looks for them only when everything of the sender would be gone. */
+static void last_messages_come_to_a_slow_receiver(bool exits)
+{
+    static unsigned char to[sizeof(brief)];
+    unsigned char handle[LC_NET_HANDLE_BYTES];
+    struct lc_net_listen *listen;
+    struct lc_net_comm *comm;
+    struct conn *conn;
+    int fds[2];
+    int status;
+    pid_t pid;
+    char go = 1;
+
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
+    pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0)
+        be_leaving(fds[1], exits);
+    begin();
+    CHECK(lc_net_tcp.listen(ctx, 0, handle, &listen) == 0);
+    say(fds[0], handle, sizeof(handle));
+    comm = accept_from(listen);
+    conn = (struct conn *)comm;
+    wait_for_sockets(comm);
+    atomic_store(&conn->attendance, CALLED); /* just now */
+    lane_kick(&conn->lanes[0], 1);
+    say(fds[0], &go, 1);
+    hear(fds[0], &go, 1);
+    sleep(3);
+    for (int i = 0; i < LAST; i++) {
+        struct lc_net_request *r;
+        size_t room = sizeof(to);
+        void *at = to;
+        int tag = 0;
+
+        CHECK(lc_net_tcp.irecv(comm, 1, &at, &room, &tag, NULL, &r) == 0 && r);
+        pair_wait(NULL, r, NULL, NULL);
+        CHECK(to[0] == i + 1 && to[sizeof(to) - 1] == i + 1);
+    }
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+    lc_net_tcp.close_recv(comm);
+    lc_net_tcp.fini(ctx);
+    close(fds[0]);
+    close(fds[1]);
+}
+
 /* ---- a way that others break ---- */
 
-static struct pair open_through(struct relay *relay, struct lc_net_listen **listen)
+/* All listens of a device share a port. */
+static void aim(struct relay *relay, struct lc_net_listen **listen)
 {
     unsigned char handle[LC_NET_HANDLE_BYTES];
 
     CHECK(lc_net_tcp.listen(ctx, 0, handle, listen) == 0);
     relay_target(relay, pair_port(handle));
+}
+
+static struct pair open_through(struct relay *relay, struct lc_net_listen **listen)
+{
+    aim(relay, listen);
     return pair_open(ctx, relay_port(relay));
 }
 
@@ -429,6 +535,39 @@ static void a_close_without_a_way_is_heard(void)
     lc_net_tcp.close_send(pair.send);
     CHECK(wait_error(recv) == -EREMOTEIO);
     CHECK(strstr(said, "the other side closed the connection"));
+    lc_net_tcp.close_recv(pair.recv);
+    lc_net_tcp.close_listen(listen);
+    relay_close(relay);
+}
+
+/* What its socket had taken with it, and no other one brings for a while. */
+static void last_messages_outlive_a_broken_socket(void)
+{
+    enum {
+        MESSAGES = 6
+    };
+    struct relay *relay = relay_open((struct harm){ 0 });
+    struct lc_net_listen *listen;
+    struct pair pair;
+    struct lane *far;
+
+    aim(relay, &listen);
+    pair = pair_open_narrow(ctx, relay_port(relay));
+    far = &((struct conn *)pair.recv)->lanes[0];
+    pair_stream(&pair, 4, 1000, 1, 1);
+    pthread_mutex_lock(&far->io); /* nobody reads */
+    for (int i = 0; i < MESSAGES; i++)
+        send_brief(pair.send);
+    relay_refuse(relay, true);
+    lane_break(far, "lost with all that has come");
+    lane_unlock(far);
+    while (relay_links(relay))
+        sched_yield();
+    lc_net_tcp.close_send(pair.send);
+    usleep(100000);
+    relay_refuse(relay, false);
+    for (int i = 0; i < MESSAGES; i++)
+        CHECK(take_brief(pair.recv));
     lc_net_tcp.close_recv(pair.recv);
     lc_net_tcp.close_listen(listen);
     relay_close(relay);
@@ -693,21 +832,6 @@ static void many_connections_need_one_thread(void)
     lc_net_tcp.fini(ctx);
 }
 
-static void wait_for_sockets(struct lc_net_comm *comm)
-{
-    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
-    struct conn *conn = (struct conn *)comm;
-    int up = 0;
-
-    while (up == 0) {
-        conn_lock(conn);
-        up = conn->n_up;
-        conn_unlock_unchanged(conn);
-        CHECK(!lc_deadline_passed(end));
-        sched_yield();
-    }
-}
-
 /* With all sockets, or one. Whoever wants it first, it works as if it had never been without; to give them up is no loss. */
 static void what_is_not_used_needs_no_socket(void)
 {
@@ -824,7 +948,11 @@ int main(int argc, char **argv)
         keep_what_is_said();
         a_close_without_a_way_is_heard();
         a_peer_that_is_there_is_waited_for();
+        last_messages_outlive_a_broken_socket();
         lc_net_tcp.fini(ctx);
+    } else if (strcmp(what, "leaving") == 0) {
+        last_messages_come_to_a_slow_receiver(false);
+        last_messages_come_to_a_slow_receiver(true);
     } else if (strcmp(what, "deadline") == 0) {
         begin();
         keep_what_is_said();

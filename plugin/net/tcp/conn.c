@@ -99,6 +99,8 @@ void conn_fail_locked(struct conn *conn, int code, const char *text)
     atomic_store(&conn->troubled, true);
     (void)snprintf(conn->cause, sizeof(conn->cause), "%s", text);
     /* At the end of a job processes go in any order, and nobody misses them. */
+    if (atomic_load(&conn->leaving))
+        engine_wake();
     if (code == -ECANCELED)
         lc_info("%s %s over %s is given up: %s", conn->sends ? "sending to" : "receiving from",
                 conn->peer_text, devices, text);
@@ -465,6 +467,8 @@ int conn_take_control(struct lane *lane, const struct lc_tcp_frame *f, const uns
         conn->credit = f->size;
     redo = conn->n_redo > 0;
     conn_unlock(conn);
+    if (atomic_load(&conn->leaving))
+        engine_wake();
     for (int i = 0; ended && i < conn->n_lanes; i++) {
         if (&conn->lanes[i] != lane)
             lane_kick(&conn->lanes[i], 1);
@@ -643,6 +647,25 @@ static void add_ask(struct lane *lane, int at)
     add_frame(lane, at, &f, NULL, 0);
 }
 
+static void fill_last(struct lane *lane, int at)
+{
+    struct conn *conn = lane->conn;
+    struct lc_tcp_frame f = { .magic = LC_TCP_FRAME_MAGIC, .lane = (uint8_t)lane->index };
+
+    if (must_ask(conn)) {
+        add_ask(lane, at);
+    } else if (park_take_question(conn)) {
+        f.type = LC_TCP_PARK;
+        add_frame(lane, at, &f, NULL, 0);
+    } else if (atomic_load(&conn->leaving) && !conn->said_leaving) {
+        conn->said_leaving = true;
+        f.type = LC_TCP_BYE;
+        f.size = conn->cut;
+        f.arg = 1;
+        add_frame(lane, at, &f, NULL, 0);
+    }
+}
+
 static void fill_sender(struct lane *lane)
 {
     struct conn *conn = lane->conn;
@@ -681,14 +704,8 @@ static void fill_sender(struct lane *lane)
         add_frame(lane, n++, &f, r->data + p.offset, p.length);
         bytes += p.length;
     }
-    if (n < BATCH && must_ask(conn))
-        add_ask(lane, n);
-    else if (n < BATCH && park_take_question(conn))
-        add_frame(lane, n,
-                  &(struct lc_tcp_frame){ .magic = LC_TCP_FRAME_MAGIC,
-                                          .type = LC_TCP_PARK,
-                                          .lane = (uint8_t)lane->index },
-                  NULL, 0);
+    if (n < BATCH)
+        fill_last(lane, n);
 }
 
 /* ---- the receiver's side ---- */
@@ -766,6 +783,16 @@ int conn_take_ask(struct conn *conn, const struct lc_tcp_frame *f)
     return err;
 }
 
+/* The sender waits for this alone. With conn->lock held. */
+static void take_leave(struct conn *conn)
+{
+    conn->dirty = true;
+    if (conn->acked < conn->last)
+        return;
+    conn->peer_gone = conn->told = true;
+    atomic_store(&conn->troubled, true);
+}
+
 /* All that are complete in a row. For those of which there are copies nobody waits, until there are many, or the sender knows of no further
  * receive: nothing else may come to tell it of those that were posted meanwhile. With conn->lock held. */
 static void confirm_complete(struct conn *conn)
@@ -784,6 +811,8 @@ static void confirm_complete(struct conn *conn)
     conn->dirty |= conn->acked - conn->told_acked >= LC_TCP_EARLY / 4;
     if (conn->told_posted <= conn->acked && conn->acked < conn->posted)
         conn_want_credit(conn);
+    if (conn->peer_leaving)
+        take_leave(conn);
 }
 
 /* ---- messages that come before their receives ---- */
@@ -915,7 +944,7 @@ void conn_end_piece(struct lane *lane)
             confirm_complete(conn);
         }
     }
-    if (lane->count - lane->told >= RING / 4)
+    if (lane->count - lane->told >= RING / 4 || conn->peer_leaving)
         conn->dirty = true;
     if (conn->dirty)
         conn_unlock(conn);
@@ -976,13 +1005,20 @@ int conn_bye(struct lane *lane, const struct lc_tcp_frame *f)
     conn_lock(conn);
     if (conn->sends)
         err = conn_acked(conn, f->seq);
-    conn->peer_gone = true;
-    atomic_store(&conn->troubled, true);
-    conn->told = true;
     conn->last = f->size;
+    if (f->arg) {
+        conn->peer_leaving = true;
+        take_leave(conn);
+    } else {
+        conn->peer_gone = true;
+        atomic_store(&conn->troubled, true);
+        conn->told = true;
+    }
     if (!err && conn->acked < conn->posted && conn_is_hopeless(conn, conn->posted - 1))
         conn_fail_locked(conn, -EREMOTEIO, "the other side closed the connection");
     conn_unlock(conn);
+    if (atomic_load(&conn->leaving))
+        engine_wake();
     return err;
 }
 
@@ -1068,6 +1104,7 @@ void conn_close(struct conn *conn)
     pthread_mutex_lock(&engine.lock);
     engine_delist(conn);
     engine_bury(conn);
+    engine.n_leaving -= atomic_load(&conn->leaving);
     pthread_mutex_unlock(&engine.lock);
     /* First: a lane that is still open must not tell of closed ones that they are down, or the peer gives them up unread. */
     conn_lock(conn);

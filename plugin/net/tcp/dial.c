@@ -277,6 +277,7 @@ static void hear_closed(struct conn *conn, uint64_t acked)
     if (err || conn->acked < conn->posted)
         conn_fail_locked(conn, -EREMOTEIO, "the other side closed the connection");
     conn_unlock(conn);
+    atomic_store(&engine.attention, true); /* it may have been leaving */
 }
 
 static void hear_refusal(struct conn *conn, const char *text)

@@ -18,6 +18,7 @@
 #define PLENTY       8      /* processors of a rank */
 #define MANY         4      /* threads that somebody asks for where there are fewer */
 #define SPIN_MOST    102400 /* microseconds */
+#define LEAVE_NS     ((int64_t)20 * 1000000) /* most have gone by then, and the threads end here */
 #define TOMBSTONE_NS ((int64_t)30 * 1000000000)
 
 struct engine engine = {
@@ -161,7 +162,6 @@ static void leave_to_parent(void)
                 close(conn->lanes[i].fd);
         }
     }
-    linger_forget();
     service_forget();
     for (int i = 0; i < engine.n_devices; i++) {
         if (engine.listeners && engine.listeners[i].fd >= 0)
@@ -179,6 +179,7 @@ static void after_fork_in_child(void)
 {
     if (!atomic_load(&engine.dead))
         leave_to_parent();
+    engine.ended = false; /* the thread was the parent's */
     pthread_mutex_unlock(&engine.lock);
     pthread_mutex_unlock(&engine.life);
 }
@@ -303,23 +304,56 @@ failed:
     return err;
 }
 
-/* With life held. In the list are those who began to connect and never came back; at the end of the process also what
- * NCCL still holds, whose memory stays. */
-static void stop(void)
+/* With life held, and no thread running but this one. In the list are those who began to connect and never came back; at the
+ * end of the process also what NCCL still holds, whose memory stays, and who has not come to the end of leaving. */
+static void wind_up(void)
 {
-    join_threads();
     while (engine.conns) {
-        if (engine.conns->claimed)
+        if (engine.conns->claimed && !atomic_load(&engine.conns->leaving))
             conn_ref(engine.conns);
         conn_close(engine.conns);
     }
-    linger_finish();
     pthread_mutex_lock(&engine.lock);
-    service_close_listeners();
+    service_close();
     memset(engine.tombstones, 0, sizeof(engine.tombstones));
     engine.running = false;
     close_polls();
     pthread_mutex_unlock(&engine.lock);
+}
+
+static void stop(void)
+{
+    join_threads();
+    wind_up();
+}
+
+/* With life held: the thread of an engine that ended itself. */
+static void join_ended(void)
+{
+    if (engine.ended)
+        pthread_join(engine.service, NULL);
+    engine.ended = false;
+}
+
+/* Whoever holds life may use it again, or waits for this thread: then there is another look. */
+bool engine_end(void)
+{
+    bool ends;
+
+    if (pthread_mutex_trylock(&engine.life) != 0)
+        return false;
+    ends = engine.users == 0 && !leave_any();
+    if (ends || engine.users > 0)
+        atomic_store(&engine.outlives, false);
+    if (ends) {
+        atomic_store(&engine.stop, true);
+        signal_fd(engine.wake_fd);
+        pool_end();
+        wind_up();
+        engine.ended = true;
+    }
+    pthread_mutex_unlock(&engine.life);
+    return ends;
 }
 
 int engine_hold(void)
@@ -329,8 +363,10 @@ int engine_hold(void)
     if (atomic_load(&engine.dead))
         return -ECHILD;
     pthread_mutex_lock(&engine.life);
-    if (!engine.running)
+    if (!engine.running) {
+        join_ended();
         err = start();
+    }
     if (!err)
         engine.users++;
     pthread_mutex_unlock(&engine.life);
@@ -339,12 +375,24 @@ int engine_hold(void)
 
 void engine_drop(void)
 {
+    bool outlives = false;
+
     if (atomic_load(&engine.dead))
         return;
     pthread_mutex_lock(&engine.life);
-    if (--engine.users == 0)
-        stop();
+    if (--engine.users == 0) {
+        leave_wait(LEAVE_NS);
+        outlives = leave_any();
+        if (!outlives)
+            stop();
+        atomic_store(&engine.outlives, outlives);
+    }
     pthread_mutex_unlock(&engine.life);
+    /* Not with life held, for which a library that is unloaded waits. */
+    if (outlives) {
+        leave_pin();
+        engine_wake();
+    }
 }
 
 /* The library is unloaded, or the process ends by exit(). NCCL's interfaces before v11 never
@@ -355,8 +403,11 @@ __attribute__((destructor)) static void unload(void)
         return;
     count_end();
     pthread_mutex_lock(&engine.life);
-    if (engine.running)
+    if (engine.running) {
+        leave_all();
         stop();
+    }
+    join_ended();
     engine.users = 0;
     lc_tcp_devices_free(engine.devices, engine.n_devices);
     free(engine.listeners);

@@ -80,7 +80,7 @@ static void mark_down(struct lane *lane)
     if (park_lost(conn)) {
         lane->next_dial = conn->next_probe = INT64_MAX; /* nothing was sent, so it is settled */
     } else if (conn->sends) {
-        conn->asked = false; /* perhaps it has not come through */
+        conn->asked = conn->said_leaving = false; /* perhaps it has not come through */
         lane->settled = false;
         lane->next_dial = 0;
     } else {
@@ -131,25 +131,16 @@ void lane_close(struct lane *lane)
 {
     struct conn *conn = lane->conn;
     struct lc_tcp_frame bye;
-    bool lingers;
 
     pthread_mutex_lock(&lane->io);
     conn_fill_bye(conn, &bye);
     conn_lock(conn);
-    lingers = conn->sends && conn->acked < conn->cut && !conn->error && !conn->peer_gone;
-    if (lane->fd >= 0 && !lane->out_cut && !lingers)
+    if (lane->fd >= 0 && !lane->out_cut)
         (void)!send(lane->fd, &bye, sizeof(bye), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (lane->up)
         mark_down(lane);
     lane->next_dial = INT64_MAX;
     conn_unlock(conn);
-    if (lingers && lane->fd >= 0) {
-        int fd = lane->fd;
-
-        pool_leave(lane);
-        lane->fd = -1;
-        linger_add(fd, lane->out_cut ? NULL : &bye);
-    }
     close_socket(lane);
     pthread_mutex_unlock(&lane->io);
 }
@@ -409,7 +400,8 @@ static void watch(struct lane *lane, bool more)
     const struct conn *conn = lane->conn;
     bool alone = !conn->sends &&
                  atomic_load_explicit(&conn->attendance, memory_order_relaxed) == ALONE;
-    bool owes = alone || lane->owes || lane->n_short > 0 || (!conn->sends && lane->iov_n > 0);
+    bool owes = alone || atomic_load(&conn->leaving) || lane->owes || lane->n_short > 0 ||
+                (!conn->sends && lane->iov_n > 0);
     bool changes = owes != lane->watched;
 
     if (lane->index > 0 || lane->fd < 0)

@@ -19,8 +19,8 @@
 #define READY_MAX  1024
 #define ACCEPTS    64 /* of one turn */
 #define EVENTS     32
-#define SAMPLES \
-    8 /* looks at who calls within the timeout: two of them fit well into the half that a system waits */
+#define SAMPLE_NS  ((int64_t)1000000000)
+#define END_NS     ((int64_t)20 * 1000000) /* so often it looks whether all have left */
 
 /* Listeners are changed with engine.lock held; the rest is the service thread's. */
 static struct talk *talks;
@@ -168,19 +168,6 @@ free_talk:
     return err;
 }
 
-/* When no thread runs any more. */
-void service_close_listeners(void)
-{
-    while (listeners) {
-        struct talk *talk = listeners;
-
-        listeners = talk->next;
-        engine.listeners[talk->dev].fd = -1;
-        close(talk->fd);
-        free(talk);
-    }
-}
-
 struct talk *service_add(enum kind kind, int fd, int64_t until)
 {
     struct talk *talk = calloc(1, sizeof(*talk));
@@ -233,6 +220,20 @@ static void free_ended(bool all)
             continue;
         }
         *link = talk->next;
+        free(talk);
+    }
+}
+
+/* On the service thread, which ends, or when it has. */
+void service_close(void)
+{
+    free_ended(true);
+    while (listeners) {
+        struct talk *talk = listeners;
+
+        listeners = talk->next;
+        engine.listeners[talk->dev].fd = -1;
+        close(talk->fd);
         free(talk);
     }
 }
@@ -582,6 +583,12 @@ static void want_probe(struct conn *conn, int64_t now, struct wanted *wanted, in
     }
 }
 
+/* Between looks at who calls. Two of them fit well into the half of the timeout for which a system waits. */
+static int64_t sample_ns(void)
+{
+    return engine.timeout_ns / 8 < SAMPLE_NS ? engine.timeout_ns / 8 : SAMPLE_NS;
+}
+
 /* True: nobody has looked after it for a while, and lane 0 has to know. With conn->lock held. */
 static bool is_left_alone(struct conn *conn, int64_t now, int64_t *next)
 {
@@ -590,7 +597,7 @@ static bool is_left_alone(struct conn *conn, int64_t now, int64_t *next)
     if (conn->sends || seen == ALONE)
         return false;
     if (conn->next_sample <= now) {
-        conn->next_sample = now + engine.timeout_ns / SAMPLES;
+        conn->next_sample = now + sample_ns();
         /* Whoever calls at this moment has been here. */
         if (atomic_compare_exchange_strong(&conn->attendance, &seen, seen + 1) && seen == UNCALLED)
             return true;
@@ -599,19 +606,23 @@ static bool is_left_alone(struct conn *conn, int64_t now, int64_t *next)
     return false;
 }
 
-/* Lane 0, which nobody calls. With conn->lock held. */
+/* Lane 0, which nobody calls; without it another one, for a goodbye. With conn->lock held. */
 static void want_move(struct conn *conn, int64_t now, struct wanted *wanted, int *n, int64_t *next)
 {
+    int i = 0;
     bool moves;
 
     if (*n == WANTED)
         return; /* there is another look when these are done */
     moves = is_left_alone(conn, now, next);
     moves |= park_look(conn, now, next);
-    if (!moves)
+    moves |= atomic_load(&conn->leaving) && !conn->said_leaving;
+    while (moves && i < conn->n_lanes && !conn->lanes[i].up)
+        i++;
+    if (!moves || i == conn->n_lanes)
         return;
     conn_ref(conn);
-    wanted[(*n)++] = (struct wanted){ .want = WANT_MOVE, .lane = &conn->lanes[0] };
+    wanted[(*n)++] = (struct wanted){ .want = WANT_MOVE, .lane = &conn->lanes[i] };
 }
 
 /* Returns whether the connection needs more than can be done with engine.lock held: its deadline has passed, or it has
@@ -666,7 +677,10 @@ static struct conn *look_at_all(int64_t now, struct wanted *wanted, int *n, int6
 
     pthread_mutex_lock(&engine.lock);
     for (struct conn *conn = engine.conns; conn && !found; conn = conn->next) {
-        if (!conn->claimed && now >= conn->expires) {
+        if (leave_is_over(conn, now, next)) {
+            *expired = true;
+            found = conn;
+        } else if (!conn->claimed && now >= conn->expires) {
             *expired = true;
             conn->ticket = 0;
             found = conn;
@@ -692,7 +706,7 @@ static int64_t look_after(int64_t now)
         bool expired = false;
 
         n = 0;
-        next = now + engine.timeout_ns / SAMPLES; /* whoever begins to call wakes nobody */
+        next = now + sample_ns(); /* whoever begins to call wakes nobody */
         conn = look_at_all(now, wanted, &n, &next, &expired);
         for (int i = 0; i < n; i++) {
             struct lane *lane = wanted[i].lane;
@@ -707,7 +721,7 @@ static int64_t look_after(int64_t now)
             }
         }
         if (conn && expired) {
-            conn_close(conn); /* drops the reference of the caller, who never came back */
+            conn_close(conn); /* drops the reference of the caller, who left, or never came back */
         } else if (conn) {
             fail_late(conn);
         }
@@ -771,7 +785,6 @@ void *service_main(void *arg)
     while (!atomic_load(&engine.stop)) {
         int64_t now = lc_now_ns();
         int64_t talk_next;
-        int64_t next_linger;
         int n;
 
         accept_again(now);
@@ -781,8 +794,11 @@ void *service_main(void *arg)
             next = look_after(lc_now_ns());
         free_ended(false);
         talk_next = talk_next < next ? talk_next : next;
-        next_linger = linger_step(now);
-        talk_next = talk_next < next_linger ? talk_next : next_linger;
+        if (atomic_load(&engine.outlives)) {
+            if (engine_end())
+                return NULL;
+            talk_next = talk_next < now + END_NS ? talk_next : now + END_NS;
+        }
         if (accept_after && accept_after < talk_next)
             talk_next = accept_after;
         n = epoll_wait(engine.service_fd, events, EVENTS,
@@ -794,6 +810,5 @@ void *service_main(void *arg)
                 handle(events[i].data.ptr, lc_now_ns());
         }
     }
-    free_ended(true);
     return NULL;
 }

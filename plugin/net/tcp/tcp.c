@@ -360,7 +360,7 @@ static void tcp_close(struct lc_net_comm *comm)
 {
     if (!comm || is_dead())
         return;
-    conn_close(conn_of(comm));
+    leave(conn_of(comm));
     engine_drop();
 }
 

@@ -13,8 +13,7 @@
  *     engine.lock    the lists of connections and listens
  *     conn->lock     everything else of a connection
  *     mover->lock    which sockets a thread of the pool has
- * engine.lock and conn->lock are held for a few instructions, never over a system call that moves data, but for that of
- * lingering sockets. */
+ * engine.lock and conn->lock are held for a few instructions, never over a system call that moves data. */
 #ifndef LC_PLUGIN_NET_TCP_INTERNAL_H
 #define LC_PLUGIN_NET_TCP_INTERNAL_H
 
@@ -250,9 +249,14 @@ struct conn {
     uint64_t
         wanted; /* receiver: receives of which the sender is to know as soon as they are posted */
     bool closing;
-    bool peer_gone; /* it said BYE */
+    /* Sender: its caller has closed it, and it is there for its copies; set with engine.lock held, too. */
+    atomic_bool leaving;
+    bool said_leaving;   /* over a socket that is up */
+    int64_t leave_until; /* written before `leaving` */
+    bool peer_leaving;   /* receiver: it said BYE and is there until all has come */
+    bool peer_gone;      /* it said BYE */
     uint64_t
-        last; /* receiver, with peer_gone: so many messages may still come, over lanes that are up */
+        last; /* receiver, with one of these: so many messages may still come; if it is gone, over lanes that are up */
     bool told; /* the peer knows of the error, or caused it */
     int error; /* sticky */
     char cause[CAUSE];
@@ -334,6 +338,10 @@ struct engine {
 
     atomic_bool dead; /* set once in a child, and when the library ends: nothing works any more */
     atomic_bool stop;
+    /* Nobody uses it, but some connection leaves: the service thread ends it behind the last one. Under life; read without by
+     * that thread. */
+    atomic_bool outlives;
+    bool ended;            /* in that way: its thread is to be joined; under life */
     atomic_bool attention; /* the service thread shall look at the connections */
     int service_fd;        /* epoll of the service thread */
     int wake_fd;           /* eventfd of the service thread; of the pool when it is to end */
@@ -342,7 +350,7 @@ struct engine {
     struct conn *conns;
     struct lc_net_listen *listens;
     struct listener *listeners; /* one a device */
-    struct parting *lingers;
+    unsigned n_leaving;         /* of conns, see leave.c */
     struct tombstone tombstones[TOMBSTONES];
     unsigned n_tombstones; /* written so far; the oldest are overwritten */
 
@@ -383,6 +391,7 @@ int engine_share(int mine, int all, int ranks);
 int engine_hold(void);
 void engine_drop(void);
 void engine_wake(void);
+bool engine_end(void); /* on the service thread: true if it is the last to leave, and has to end */
 void engine_enlist(struct conn *conn); /* with engine.lock held, as the next two */
 void engine_delist(struct conn *conn); /* with engine.lock held; the caller has a reference, too */
 void engine_bury(struct conn *conn);   /* with engine.lock held: a tombstone */
@@ -412,7 +421,8 @@ void pool_leave(
 void *service_main(void *arg);
 void conn_work(struct conn *conn);           /* something was posted: start it */
 int service_listen(int dev, uint16_t *port); /* with engine.lock held */
-void service_close_listeners(void);
+void service_close(
+    void); /* all its sockets; with engine.lock held, and no other thread of the engine running */
 void service_forget(void); /* in a child: sockets that have not found their lane */
 void set_options(int fd);
 void set_unpaced(int fd); /* before it is connected or listens: both ends are in this machine */
@@ -457,14 +467,16 @@ int conn_park(struct lane *lane);
 void conn_fill_batch(struct lane *lane); /* with io held: what is to be sent next, if anything */
 void conn_fill_bye(struct conn *conn, struct lc_tcp_frame *out);
 
-/* linger.c: sockets of closed senders, whose last messages may still be on their way. Closing such a socket while the
- * peer still confirms would have the kernel drop what it has not sent. */
-void linger_add(
-    int fd,
-    const struct lc_tcp_frame *bye); /* the socket is taken, in any case; NULL: no goodbye */
-int64_t linger_step(int64_t now);    /* when to look again */
-void linger_finish(void);            /* waits a moment for those that are left, and closes them */
-void linger_forget(void);            /* in a child, with engine.lock held */
+/* leave.c */
+void leave(struct conn *conn); /* its caller closes it, and has no reference any more */
+/* With engine.lock held. True: it is to be closed, which drops the reference that its caller had; else `next`, if it may be
+ * later. */
+bool leave_is_over(struct conn *conn, int64_t now, int64_t *next);
+bool leave_any(void);
+void leave_wait(int64_t most); /* nanoseconds, for all of them */
+void leave_pin(void);          /* the library stays loaded */
+void leave_all(
+    void); /* the process ends: whoever is open leaves, and it waits for them; with engine.life held */
 
 /* park.c; all with conn->lock held */
 void park_attached(struct conn *conn); /* a lane has a socket */

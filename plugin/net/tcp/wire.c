@@ -47,7 +47,7 @@ int lc_tcp_frame_check(const struct lc_tcp_frame *frame, bool to_receiver)
     case LC_TCP_ASK: return to_receiver && frame->length == 0 ? 0 : -EPROTO;
     case LC_TCP_CONTROL: return to_receiver ? -EPROTO : check_control(frame);
     case LC_TCP_ERROR: return frame->length <= LC_TCP_TEXT ? 0 : -EPROTO;
-    case LC_TCP_BYE: return frame->length == 0 ? 0 : -EPROTO;
+    case LC_TCP_BYE: return frame->length == 0 && frame->arg <= to_receiver ? 0 : -EPROTO;
     default: return -EPROTO;
     }
 }

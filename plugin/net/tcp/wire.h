@@ -110,7 +110,9 @@ enum lc_tcp_frame_type {
     LC_TCP_ERROR,     /* the other side has failed; `length` bytes of text follow */
     LC_TCP_ASK,       /* message `seq`, a long one, waits for its receive */
     LC_TCP_PARK, /* nothing was sent: the receiver, if it waits for nothing, may end all sockets */
-    LC_TCP_BYE, /* the other side closes; seq: acked, from a receiver; size: messages sent, from a sender */
+    /* The other side closes; seq: acked, from a receiver; size: messages sent, from a sender. `arg` is 1: the sender is there
+     * until all of them are confirmed. */
+    LC_TCP_BYE,
     LC_TCP_FRAMES
 };
 

@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What was sent and is not confirmed when its caller closes. Test has said of a message with a copy that it is over, so its
+ * caller counts on it: the connection stays until all have come to the receiver's process, with new sockets if need be, and the
+ * engine stays for it though nobody else uses it. The limits are NET_TIMEOUT, and the end of the process, which waits for
+ * EXIT_NS. */
+#include "common/deadline.h"
+#include "common/log.h"
+#include "plugin/net/tcp/tcp_internal.h"
+
+#include <dlfcn.h>
+
+#define EXIT_NS ((int64_t)5 * 1000000000)
+
+/* All that is not confirmed is a copy of ours. What its caller gives up unfinished, as in an abort, nobody counts on. With
+ * conn->lock held. */
+static bool owes_copies(const struct conn *conn)
+{
+    uint64_t seq = conn->acked;
+
+    if (!conn->sends || conn->error || conn->peer_gone || seq == conn->posted)
+        return false;
+    while (seq < conn->posted && conn->ring[seq % LC_TCP_WINDOW].gone)
+        seq++;
+    return seq == conn->posted;
+}
+
+/* With engine.lock held. */
+static bool stay(struct conn *conn)
+{
+    bool stays;
+
+    conn_lock(conn);
+    stays = !atomic_load(&conn->leaving) && !conn->closing && owes_copies(conn);
+    if (stays) {
+        conn->leave_until = lc_now_ns() + engine.timeout_ns;
+        atomic_store(&conn->leaving, true);
+        engine.n_leaving++;
+    }
+    conn_unlock(conn);
+    return stays;
+}
+
+void leave(struct conn *conn)
+{
+    bool stays;
+
+    count_conn(conn); /* as of a connection that is closed, for who asks next */
+    pthread_mutex_lock(&engine.lock);
+    stays = stay(conn);
+    pthread_mutex_unlock(&engine.lock);
+    if (!stays) {
+        conn_close(conn);
+        return;
+    }
+    engine_wake(); /* for the goodbye; the connection may be over already */
+}
+
+/* In the receiver's process, whether its caller has taken it or not. With conn->lock held. */
+static bool has_come(const struct conn *conn)
+{
+    for (int i = 0; i < conn->n_lanes; i++) {
+        if (!conn->lanes[i].settled || conn->lanes[i].told < conn->lanes[i].count)
+            return false;
+    }
+    return conn->n_redo == 0;
+}
+
+bool leave_is_over(struct conn *conn, int64_t now, int64_t *next)
+{
+    uint64_t left;
+    bool over;
+
+    if (!atomic_load(&conn->leaving))
+        return false;
+    conn_lock(conn);
+    left = conn->posted - conn->acked;
+    over = left == 0 || has_come(conn) || conn->error || conn->peer_gone;
+    conn_unlock_unchanged(conn);
+    if (!over && now >= conn->leave_until) {
+        lc_warn("sending to %s: some of the last %lu messages have not come within %lld s",
+                conn->peer_text, (unsigned long)left, (long long)(engine.timeout_ns / 1000000000));
+        over = true;
+    }
+    *next = conn->leave_until < *next ? conn->leave_until : *next;
+    return over;
+}
+
+void leave_wait(int64_t most)
+{
+    const struct timespec pause = { .tv_nsec = 1000000 };
+    int64_t end = lc_now_ns() + most;
+
+    while (leave_any() && lc_now_ns() < end)
+        nanosleep(&pause, NULL);
+}
+
+bool leave_any(void)
+{
+    bool any;
+
+    pthread_mutex_lock(&engine.lock);
+    any = engine.n_leaving > 0;
+    pthread_mutex_unlock(&engine.lock);
+    return any;
+}
+
+void leave_pin(void)
+{
+    Dl_info own;
+    void *handle;
+
+    if (!dladdr(&engine, &own))
+        return;
+    handle = dlopen(own.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
+    if (handle)
+        dlclose(handle);
+}
+
+void leave_all(void)
+{
+    pthread_mutex_lock(&engine.lock);
+    for (struct conn *conn = engine.conns; conn; conn = conn->next) {
+        if (conn->claimed && stay(conn))
+            conn_ref(conn); /* NCCL still holds it, and its threads may run */
+    }
+    pthread_mutex_unlock(&engine.lock);
+    engine_wake();
+    leave_wait(EXIT_NS);
+}
