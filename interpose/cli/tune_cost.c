@@ -65,6 +65,12 @@ struct crossing {
     struct lc_cost_span low, high; /* of the ways of both, or the default */
 };
 
+/* What only may win is looked at again by itself: ranges of it would take time from what does. */
+static bool is_certain(const struct lc_tune_point *point)
+{
+    return point->way < 0 || point->sure;
+}
+
 static bool find_spans(const struct lc_tune_results *results, uint8_t op, struct crossing *c)
 {
     int low = c->a->way >= 0 ? c->a->way : default_of(op);
@@ -116,7 +122,8 @@ void lc_tune_place_crossings(const struct lc_tune_results *results, struct lc_tu
         struct crossing c = { .a = &choice->point[i], .b = &choice->point[i + 1] };
         uint64_t at;
 
-        if (c.a->way == c.b->way || !find_spans(results, choice->place.op, &c))
+        if (c.a->way == c.b->way || !is_certain(c.a) || !is_certain(c.b) ||
+            !find_spans(results, choice->place.op, &c))
             continue;
         at = find_crossing(&c);
         if (at == 0)

@@ -458,6 +458,18 @@ class Tune(CliTest):
             self.assertEqual(self.rules(), ["nccl all-reduce 2 1 %s %s" % (r, tree) for r in ranges])
             os.unlink(self.path("p"))
 
+    def test_what_only_may_win_gets_no_range(self):
+        tree = "nccl all-reduce tree simple 0"
+        for low, ranges in ((1.27, ["65536 478720"]), (0.99, ["65536 262145"])):
+            times = {size: 600 + 1e-3 * size for size in self.SIZES}
+            gains = {size: times[size] / (100 + 2e-3 * size) for size in self.SIZES}
+            figures = {str(size): (g, .99 * g, 1.01 * g) for size, g in gains.items()} | {"else": WIN}
+            figures["262144"] = (gains[262144], low, 1.5)
+            self.tune_some({tree: figures}, "--only", "nccl", sizes=tuple(map(str, self.SIZES)),
+                           us={"all-reduce %d" % size: us for size, us in times.items()}, again={"all-reduce 262144": WIN})
+            self.assertEqual(self.rules(), ["nccl all-reduce 2 1 %s tree simple 0" % r for r in ranges])
+            os.unlink(self.path("p"))
+
     def test_fit_that_is_far_from_what_was_measured_says_nothing(self):
         ways = {"nccl all-reduce tree simple 0": {"65536": WIN, "262144": WIN, "else": WIN}}
         for times in ((), (100, 5000, 80, 9000)):
