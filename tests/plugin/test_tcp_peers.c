@@ -895,6 +895,110 @@ static void what_was_closed_meanwhile_is_an_error(bool sends)
     lc_net_tcp.fini(ctx);
 }
 
+enum {
+    COMMS = 64,
+    WAYS = 4, /* each way of a communicator */
+    USED = 2  /* of them */
+};
+
+/* As NCCL does between two ranks; the handles go over `fd`. */
+static void connect_both(int fd, struct lc_net_comm *sends[WAYS], struct lc_net_comm *recvs[WAYS])
+{
+    unsigned char handles[WAYS][LC_NET_HANDLE_BYTES];
+    struct lc_net_listen *listens[WAYS];
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+    int left = 2 * WAYS;
+
+    for (int i = 0; i < WAYS; i++)
+        CHECK(lc_net_tcp.listen(ctx, 0, handles[i], &listens[i]) == 0);
+    say(fd, handles, sizeof(handles));
+    hear(fd, handles, sizeof(handles));
+    while (left) {
+        for (int i = 0; i < WAYS; i++) {
+            if (!sends[i]) {
+                CHECK(lc_net_tcp.connect(ctx, 0, handles[i], &sends[i]) == 0);
+                left -= sends[i] != NULL;
+            }
+            if (!recvs[i]) {
+                CHECK(lc_net_tcp.accept(listens[i], &recvs[i]) == 0);
+                left -= recvs[i] != NULL;
+            }
+        }
+        CHECK(!lc_deadline_passed(end));
+        sched_yield();
+    }
+    for (int i = 0; i < WAYS; i++)
+        lc_net_tcp.close_listen(listens[i]);
+}
+
+static void use_some(struct lc_net_comm *sends[WAYS], struct lc_net_comm *recvs[WAYS])
+{
+    unsigned char from[100] = { 0 };
+    unsigned char to[sizeof(from)];
+
+    for (int i = 0; i < USED; i++) {
+        struct lc_net_request *send;
+        struct lc_net_request *recv;
+        size_t room = sizeof(to);
+        void *at = to;
+        int tag = 0;
+
+        CHECK(lc_net_tcp.irecv(recvs[i], 1, &at, &room, &tag, NULL, &recv) == 0 && recv);
+        CHECK(lc_net_tcp.isend(sends[i], from, sizeof(from), 0, NULL, &send) == 0 && send);
+        pair_wait(send, recv, NULL, NULL);
+    }
+}
+
+/* Each of two processes. */
+static void be_one_of_two(int fd, int fds, int threads)
+{
+    static struct lc_net_comm *sends[COMMS][WAYS], *recvs[COMMS][WAYS];
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+    int64_t begun;
+    char both = 1;
+
+    begin();
+    for (int i = 0; i < COMMS; i++) {
+        connect_both(fd, sends[i], recvs[i]);
+        use_some(sends[i], recvs[i]);
+    }
+    while (count_fds() > fds + 3 + COMMS * 2 * USED) {
+        CHECK(!lc_deadline_passed(end));
+        usleep(10000);
+    }
+    CHECK(count_entries("/proc/self/task") == threads + 1);
+    say(fd, &both, 1);
+    hear(fd, &both, 1);
+    begun = lc_now_ns();
+    for (int i = COMMS - 1; i >= 0; i--) {
+        for (int k = 0; k < WAYS; k++) {
+            lc_net_tcp.close_send(sends[i][k]);
+            lc_net_tcp.close_recv(recvs[i][k]);
+        }
+    }
+    lc_net_tcp.fini(ctx);
+    CHECK(lc_now_ns() - begun < (int64_t)5 * 1000000000);
+}
+
+static void communicators_cost_what_is_used_of_them(void)
+{
+    int threads = count_entries("/proc/self/task");
+    int fds = count_fds() + 2;
+    int ends[2];
+    int status;
+    pid_t pid;
+
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+    pid = fork();
+    CHECK(pid >= 0);
+    be_one_of_two(ends[pid == 0], fds, threads);
+    if (pid == 0)
+        exit(0);
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+    close(ends[0]);
+    close(ends[1]);
+}
+
 static void limit_fds(rlim_t soft, rlim_t hard)
 {
     struct rlimit limit = { soft, hard };
@@ -967,6 +1071,8 @@ int main(int argc, char **argv)
         what_is_not_used_needs_no_socket();
         what_was_closed_meanwhile_is_an_error(true);
         what_was_closed_meanwhile_is_an_error(false);
+    } else if (strcmp(what, "many") == 0) {
+        communicators_cost_what_is_used_of_them();
     } else if (strcmp(what, "limit") == 0) {
         nothing_is_left_open();
         many_connections_need_one_thread();
