@@ -669,6 +669,90 @@ static void the_pool_takes_middle_messages_when_several_connections_send(void)
     pair_close(&pairs[1]);
 }
 
+static uint64_t pooled_of(struct lc_net_comm *comm)
+{
+    struct conn *conn = (struct conn *)comm;
+    uint64_t n = 0;
+
+    conn_lock(conn);
+    for (int i = 1; i < conn->n_lanes; i++)
+        n += conn->lanes[i].count;
+    conn_unlock(conn);
+    return n;
+}
+
+/* Of messages that are not shared, each as a whole: by whoever has nothing to do. One connection alone sends by itself. */
+static void few_threads_take_messages_of_several_connections(void)
+{
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+    struct pair pairs[2] = { pair_open(ctx, 0), pair_open(ctx, 0) };
+    static unsigned char from[131072];
+    static unsigned char to[sizeof(from)];
+    uint64_t before;
+    int turn = 0;
+
+    for (int i = 0; i < 2; i++) {
+        while (sockets_of(pairs[i].send) < ((struct conn *)pairs[i].send)->n_lanes) {
+            CHECK(!lc_deadline_passed(end));
+            sched_yield();
+        }
+    }
+    while (pooled_of(pairs[0].send) == 0 || pooled_of(pairs[1].send) == 0) {
+        memset(from, ++turn, sizeof(from));
+        pair_send(&pairs[turn % 2], from, sizeof(from), to, sizeof(to));
+        CHECK(memcmp(from, to, sizeof(from)) == 0);
+        CHECK(!lc_deadline_passed(end));
+    }
+    CHECK(pieces_of(pairs[0].send) + pieces_of(pairs[1].send) == (uint64_t)turn);
+    for (int i = 0; i < 8; i++)
+        pair_send(&pairs[0], from, sizeof(from), to, sizeof(to));
+    before = pooled_of(pairs[0].send);
+    for (int i = 0; i < 8; i++)
+        pair_send(&pairs[0], from, sizeof(from), to, sizeof(to));
+    CHECK(pooled_of(pairs[0].send) == before);
+    pair_close(&pairs[0]);
+    pair_close(&pairs[1]);
+}
+
+/* A thread that was seen to have nothing to do, and never comes. */
+static void a_message_that_nobody_takes_is_taken_back(void)
+{
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+    struct pair pairs[2] = { pair_open(ctx, 0), pair_open(ctx, 0) };
+    struct conn *conn = (struct conn *)pairs[0].send;
+    static unsigned char from[131072];
+    static unsigned char to[sizeof(from)];
+    bool handed = false;
+
+    while (sockets_of(pairs[0].send) < conn->n_lanes) {
+        CHECK(!lc_deadline_passed(end));
+        sched_yield();
+    }
+    for (int i = 1; i < conn->n_lanes; i++)
+        pthread_mutex_lock(&conn->lanes[i].io);
+    for (int turn = 1; !handed; turn++) {
+        struct lc_net_request *send;
+        struct lc_net_request *recv;
+        void *at = to;
+        size_t size = sizeof(to);
+        int tag = 0;
+
+        pair_send(&pairs[1], from, sizeof(from), to, sizeof(to)); /* none is alone */
+        memset(from, turn, sizeof(from));
+        CHECK(lc_net_tcp.irecv(pairs[0].recv, 1, &at, &size, &tag, NULL, &recv) == 0 && recv);
+        CHECK(lc_net_tcp.isend(pairs[0].send, from, sizeof(from), 0, NULL, &send) == 0 && send);
+        handed = send->handed;
+        pair_wait(send, recv, NULL, NULL);
+        CHECK(memcmp(from, to, sizeof(from)) == 0);
+        CHECK(!lc_deadline_passed(end));
+    }
+    CHECK(pooled_of(pairs[0].send) == 0);
+    for (int i = 1; i < conn->n_lanes; i++)
+        lane_unlock(&conn->lanes[i]);
+    pair_close(&pairs[0]);
+    pair_close(&pairs[1]);
+}
+
 /* Lanes of the pool bring it ahead of what lane 0 has, which nobody reads yet. */
 static void wait_for_goodbye(const struct pair *pair)
 {
@@ -931,6 +1015,10 @@ int main(int argc, char **argv)
         every_lane_is_woken_whatever_threads_seem_to_do();
     if (!engine.relieves && engine.sockets > 1 && engine.parts > 1 && piece == 524288)
         few_threads_and_nccls_share_a_message();
+    if (!engine.relieves && engine.sockets > 1 && engine.parts > 1 && piece >= 131072) {
+        few_threads_take_messages_of_several_connections();
+        a_message_that_nobody_takes_is_taken_back();
+    }
     /* With two sockets beside the first, and pieces of which two can be made (small ones are never cut). */
     if (engine.relieves && engine.sockets > 2 && piece >= 131072) {
         a_lone_message_is_shared();

@@ -87,6 +87,28 @@ static void random_kills_change_no_byte(unsigned seconds)
     relay_close(relay);
 }
 
+static void *stream(void *pair)
+{
+    pair_stream(pair, 60, 131072, 8, 9);
+    return NULL;
+}
+
+/* Where several connections send, others take messages from NCCL's thread, and it takes them back. */
+static void random_kills_of_two_connections_change_no_byte(void)
+{
+    struct relay *relay = relay_open((struct harm){ .chunk = 40000, .kill_us = 3000 });
+    struct pair pairs[2] = { open_through(relay), open_through(relay) };
+    pthread_t thread;
+
+    CHECK(pthread_create(&thread, NULL, stream, &pairs[0]) == 0);
+    stream(&pairs[1]);
+    pthread_join(thread, NULL);
+    relay_stop_killing(relay);
+    pair_close(&pairs[0]);
+    pair_close(&pairs[1]);
+    relay_close(relay);
+}
+
 /* Sockets that end and cannot be replaced: the others bring what those have lost. */
 static void one_socket_is_enough(int sockets)
 {
@@ -566,6 +588,7 @@ int main(int argc, char **argv)
         the_last_socket_is_read_without_a_call();
     if (!quick)
         one_socket_is_enough(sockets);
+    random_kills_of_two_connections_change_no_byte();
     random_kills_change_no_byte(quick ? 0 : soak ? 60 : 2);
     lc_net_tcp.fini(ctx);
     return 0;

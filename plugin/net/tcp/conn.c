@@ -191,25 +191,60 @@ static bool is_sibling(const struct lane *lane)
 
 /* Lane 0 has the pool's lanes beside it that take long messages for it, on the same rail: what a rail carries is not for it
  * to say. With conn->lock held. */
-static bool is_relieved(const struct conn *conn)
+static bool has_sibling(const struct conn *conn)
 {
-    for (int i = 1; i < conn->n_lanes && engine.relieves; i++) {
+    for (int i = 1; i < conn->n_lanes; i++) {
         if (is_sibling(&conn->lanes[i]))
             return true;
     }
     return false;
 }
 
-bool conn_is_for_pool(const struct conn *conn)
+static bool is_relieved(const struct conn *conn)
 {
-    return !conn->n_redo && conn->cut < conn->posted &&
-           is_for_pool(conn, &conn->ring[conn->cut % LC_TCP_WINDOW]) && is_relieved(conn);
+    return engine.relieves && has_sibling(conn);
 }
 
 /* Without it a lane takes nothing until it is confirmed more. */
 static bool has_room(const struct lane *lane)
 {
     return lane->count - lane->told < RING;
+}
+
+/* Lane 0 takes no part of it, as long as it has siblings. With conn->lock held. */
+static bool is_left(const struct conn *conn, const struct lc_net_request *r)
+{
+    return engine.relieves ? is_for_pool(conn, r) : r->handed;
+}
+
+bool conn_is_for_pool(const struct conn *conn)
+{
+    return !conn->n_redo && conn->cut < conn->posted &&
+           is_left(conn, &conn->ring[conn->cut % LC_TCP_WINDOW]) && has_sibling(conn);
+}
+
+/* Where processors are few NCCL's thread takes what is too short to be shared. But where it has other connections to send on, a
+ * thread that has nothing to do takes this message meanwhile. */
+bool conn_hands_over(const struct conn *conn, uint64_t size, bool alone)
+{
+    if (engine.relieves || engine.parts == 1 || alone || !conn->sends || !is_long(size) ||
+        size > HALF)
+        return false;
+    for (int i = 1; i < conn->n_lanes; i++) {
+        const struct lane *lane = &conn->lanes[i];
+
+        if (is_sibling(lane) && has_room(lane) && pool_doing(lane) != MOVES)
+            return true;
+    }
+    return false;
+}
+
+/* Who it was left to may have lost its processor, and the caller waits. What is under way already stays where it is. */
+void conn_take_back(struct lc_net_request *r)
+{
+    conn_lock(r->conn);
+    r->handed = false;
+    conn_unlock(r->conn);
 }
 
 /* With several rails a lane that was woken may have left the message before this one to lane 0, and sleep again. With one,
@@ -281,13 +316,13 @@ static uint64_t bytes_for_pool(const struct conn *conn)
     uint64_t shared = (uint64_t)conn->n_redo * conn->piece;
     uint64_t left = 0;
     uint64_t most;
-    bool relieved = is_relieved(conn);
+    bool siblings = has_sibling(conn);
 
     for (uint64_t seq = conn->cut;
          seq < limit && left + shared < (uint64_t)conn->piece * LC_TCP_LANES; seq++) {
         const struct lc_net_request *r = &conn->ring[seq % LC_TCP_WINDOW];
 
-        *(relieved && is_for_pool(conn, r) ? &left : &shared) += r->size - r->moved;
+        *(siblings && is_left(conn, r) ? &left : &shared) += r->size - r->moved;
     }
     /* Without lane 0 short messages, too, are the pool's. */
     if (!conn->lanes[0].up)

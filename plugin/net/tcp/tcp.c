@@ -10,7 +10,9 @@
 #include <string.h>
 #include <sys/random.h>
 
-#define LONE                4 /* messages in a row of one connection after which no other one is taken to send */
+#define LONE 4 /* messages in a row of one connection after which no other one is taken to send */
+#define HANDED_LOOKS \
+    3 /* of the caller for a message that was left to another thread, before it sends it itself */
 #define PENDING_NS(timeout) (2 * (timeout)) /* of a connect that nobody asks for again */
 
 struct lc_net_context {
@@ -443,6 +445,7 @@ static struct lc_net_request *post(struct conn *conn, void *data, size_t size, i
                                       .tag = tag,
                                       .mr = mr,
                                       .alone = alone,
+                                      .handed = conn_hands_over(conn, size, alone),
                                       .lone = alone && size <= engine.keep && conn->n_used == 0,
                                       .used = true };
         conn->posted++;
@@ -598,6 +601,8 @@ static int tcp_test(struct lc_net_request *request, bool *done, size_t *sizes)
     attend(request->conn);
     /* Each look that finds nothing costs as much as one that does: what has come is enough. */
     *done = try_to_finish(request, sizes);
+    if (!*done && request->handed && ++request->looks == HANDED_LOOKS)
+        conn_take_back(request);
     for (int i = 0; i < 2 && more && !*done; i++) {
         more = lane_kick(&request->conn->lanes[0], 1);
         *done = try_to_finish(request, sizes);

@@ -58,6 +58,10 @@ struct lc_net_request {
     bool
         lone; /* ... and the caller had no other under way on this one, which is short enough to copy */
     bool copied; /* receive: the sender has a copy */
+    /* Send: lane 0 leaves it to its siblings, if it has any. Written by the caller's thread alone, which reads it without the
+     * lock, too. */
+    bool handed;
+    int looks; /* of that thread, which alone uses it, since then */
     /* Set, with conn->lock held, behind what may end it; test reads it without: while it is not set there is nothing to
      * look at. */
     atomic_bool ripe;
@@ -459,6 +463,9 @@ int conn_take_ask(struct conn *conn, const struct lc_tcp_frame *f);
 bool conn_widen(struct conn *conn, uint64_t size);
 /* The next piece is of a message that lane 0 leaves to its siblings. With conn->lock held. */
 bool conn_is_for_pool(const struct conn *conn);
+/* A message of this size, that is about to be posted, is left to the pool; `alone`: as of a request. With conn->lock held. */
+bool conn_hands_over(const struct conn *conn, uint64_t size, bool alone);
+void conn_take_back(struct lc_net_request *r); /* it is for lane 0, too */
 /* The message cannot come any more. With conn->lock held. */
 bool conn_is_hopeless(const struct conn *conn, uint64_t seq);
 int conn_bye(struct lane *lane, const struct lc_tcp_frame *f);
