@@ -952,6 +952,65 @@ static void closing_one_side_fails_the_other(void)
     lc_net_tcp.close_send(pair.send);
 }
 
+static struct lc_net_request *post_receive(struct pair *pair, void *to, size_t size)
+{
+    struct lc_net_request *r = NULL;
+    int tag = 0;
+
+    CHECK(lc_net_tcp.irecv(pair->recv, 1, &to, &size, &tag, NULL, &r) == 0 && r);
+    return r;
+}
+
+/* How many receives beyond the last confirmed one the sender has been told of, after its receiver has been called often. */
+static uint64_t told_of(struct pair *pair, struct lc_net_request *r)
+{
+    const struct conn *conn = (struct conn *)pair->recv;
+    uint64_t told;
+
+    for (int i = 0; i < 100; i++) {
+        bool done = false;
+
+        CHECK(lc_net_tcp.test(r, &done, NULL) == 0 && !done);
+    }
+    conn_lock((struct conn *)conn);
+    told = conn->told_posted - conn->acked;
+    conn_unlock_unchanged((struct conn *)conn);
+    return told;
+}
+
+/* Each frame by itself costs: with others to wait for, the second receive is told of with the next confirmation, or when there
+ * are many. */
+static void receives_of_several_connections_are_told_of_together(void)
+{
+    struct pair pairs[2] = { pair_open(ctx, 0), pair_open(ctx, 0) };
+    static unsigned char from[65536];
+    static unsigned char to[4 * sizeof(from)];
+    struct lc_net_request *r[2][4];
+    struct lc_net_request *send;
+
+    for (int p = 0; p < 2; p++) /* a new socket is a reason to tell of all */
+        while (sockets_of(pairs[p].recv) < ((struct conn *)pairs[p].recv)->n_lanes)
+            sched_yield();
+    for (int i = 0; i < 4; i++) {
+        for (int p = 0; p < 2; p++)
+            r[p][i] = post_receive(&pairs[p], to + i * sizeof(from), sizeof(from));
+        if (i < 2)
+            CHECK(told_of(&pairs[0], r[0][0]) == 1 && told_of(&pairs[1], r[1][0]) == 1);
+    }
+    CHECK(told_of(&pairs[0], r[0][0]) == 4 && told_of(&pairs[1], r[1][0]) == 4);
+    for (int i = 0; i < 8; i++) {
+        CHECK(lc_net_tcp.isend(pairs[i % 2].send, from, sizeof(from), 0, NULL, &send) == 0 && send);
+        pair_wait(send, r[i % 2][i / 2], NULL, NULL);
+    }
+    for (int i = 0; i < 5; i++) /* now alone */
+        pair_send(&pairs[0], from, sizeof(from), to, sizeof(from));
+    for (int i = 0; i < 2; i++)
+        r[0][i] = post_receive(&pairs[0], to, sizeof(from));
+    CHECK(told_of(&pairs[0], r[0][0]) == 2);
+    pair_close(&pairs[0]);
+    pair_close(&pairs[1]);
+}
+
 static void bad_arguments_are_refused(void)
 {
     struct pair pair = pair_open(ctx, 0);
@@ -1009,6 +1068,7 @@ int main(int argc, char **argv)
     an_older_question_comes_too_late_to_matter();
     the_first_long_message_brings_the_other_sockets();
     what_stays_in_the_machine_is_not_paced();
+    receives_of_several_connections_are_told_of_together();
     if (engine.sockets > 1 && engine.lookers > 0)
         threads_look_on_before_they_sleep();
     if (engine.sockets > 1)

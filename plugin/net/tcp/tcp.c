@@ -395,26 +395,28 @@ static int tcp_reg_dmabuf(struct lc_net_comm *comm, void *data, size_t size, int
 
 /* ---- messages ---- */
 
-/* No other connection has sent for a while: none waits for NCCL's thread meanwhile. */
-static bool sends_alone(const struct conn *conn, size_t size)
+/* No other connection has been sent or received on, as this one is, for a while: none waits for NCCL's thread meanwhile. */
+static bool is_alone(const struct conn *conn, size_t size)
 {
-    unsigned n = atomic_load_explicit(&engine.sends, memory_order_relaxed);
+    struct turns *turns = &engine.turns[conn->sends];
+    unsigned n = atomic_load_explicit(&turns->n, memory_order_relaxed);
 
-    if (!conn->sends || size <= LC_TCP_EARLY_MAX)
+    if (size <= LC_TCP_EARLY_MAX)
         return false;
-    if (atomic_load_explicit(&engine.sender, memory_order_relaxed) != conn) {
-        atomic_store_explicit(&engine.sender, conn, memory_order_relaxed);
+    if (atomic_load_explicit(&turns->conn, memory_order_relaxed) != conn) {
+        atomic_store_explicit(&turns->conn, conn, memory_order_relaxed);
         n = 0;
     }
     if (n < LONE)
-        atomic_store_explicit(&engine.sends, n + 1, memory_order_relaxed);
+        atomic_store_explicit(&turns->n, n + 1, memory_order_relaxed);
     return n >= LONE;
 }
 
-/* The sender is to know of receives before it has used up those it knows of. */
-static bool has_few(const struct conn *conn)
+/* The sender is to know of receives before it has used up those it knows of. Where it waits for the next confirmation, which
+ * tells of this one, too, others are received meanwhile, if there are others. */
+static bool has_few(const struct conn *conn, bool others)
 {
-    return conn->told_posted < conn->acked + 3 || conn->told_posted < conn->wanted ||
+    return conn->told_posted < conn->acked + (others ? 1 : 3) || conn->told_posted < conn->wanted ||
            conn->told_posted < conn->acked + (conn->posted - conn->acked) / 2;
 }
 
@@ -437,16 +439,17 @@ static struct lc_net_request *post(struct conn *conn, void *data, size_t size, i
         conn->counts.waits += *err == 0;
         r = NULL;
     } else {
-        alone = sends_alone(conn, size);
+        alone = is_alone(conn, size);
         *r = (struct lc_net_request){ .conn = conn,
                                       .data = data,
                                       .seq = conn->posted,
                                       .size = size,
                                       .tag = tag,
                                       .mr = mr,
-                                      .alone = alone,
+                                      .alone = conn->sends && alone,
                                       .handed = conn_hands_over(conn, size, alone),
-                                      .lone = alone && size <= engine.keep && conn->n_used == 0,
+                                      .lone = conn->sends && alone && size <= engine.keep &&
+                                              conn->n_used == 0,
                                       .used = true };
         conn->posted++;
         conn->n_used++;
@@ -457,7 +460,7 @@ static struct lc_net_request *post(struct conn *conn, void *data, size_t size, i
             /* Every confirmation tells of new receives, too: by itself that is worth a frame when there may be no other,
              * and not for what is here already. */
             conn_take_early(conn, r);
-            if (!r->complete && has_few(conn))
+            if (!r->complete && has_few(conn, size > LC_TCP_EARLY_MAX && !alone))
                 conn_want_credit(conn);
         }
     }

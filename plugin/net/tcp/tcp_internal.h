@@ -375,9 +375,12 @@ struct engine {
     bool elide;
     size_t keep; /* messages that are no longer are copied */
 
-    /* Which connection has sent last, and how many times in a row; relaxed: a wrong guess costs a little speed. */
-    _Atomic(const struct conn *) sender;
-    atomic_uint sends;
+    /* Which connection was last called of those that receive [0] and of those that send [1], and how many times in a row;
+     * relaxed: a wrong guess costs a little speed. */
+    struct turns {
+        _Atomic(const struct conn *) conn;
+        atomic_uint n;
+    } turns[2];
 
     atomic_ulong strangers; /* sockets that did not know a token */
     atomic_ulong broken;    /* sockets that ended before their connection */
