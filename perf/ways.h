@@ -104,6 +104,10 @@ double lc_ways_noise(const struct lc_ways_entrant *field, int n);
 /* What the median ratio is between, on either side in about 14 of 15 draws. */
 void lc_ways_bounds(const struct lc_ways_entrant *entrant, double noise, double *low, double *high);
 
+/* What a way that has had no look yet takes, in us, by the model of costs over round figures: good enough to say which of them
+ * are to have one first. INFINITY: the model does not know it. */
+double lc_ways_guess(const struct lc_way *way, size_t bytes, int ranks, int nodes);
+
 /* Of the entrants that a first look was had at, marks those that are worth rounds: `keep` of them at most, the fastest, none
  * more than `within` (1.4: 40 %) behind the fastest; the first LC_WAYS_FIXED kinds always. */
 void lc_ways_contenders(const struct lc_ways_entrant *field, int n, double within, int keep,

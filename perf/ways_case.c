@@ -166,13 +166,19 @@ static bool is_beyond(const struct context *c, const struct lc_way *way)
     return way->kind == LC_WAY_FORCED && channels > 0 && way->channels > channels;
 }
 
-static double hint(const struct lc_ways_entrant *last, int n, const struct lc_way *way)
+#define UNSEEN 1e12 /* us; behind all that was looked at */
+
+static double hint(const struct context *c, const struct lc_ways_entrant *last, int n,
+                   const struct lc_way *way)
 {
     const struct lc_ways_entrant *own = at_last(last, n, way);
 
     if (way->kind != LC_WAY_FORCED)
         return -1;
-    return own && own->first_us > 0 ? own->first_us : INFINITY;
+    return own && own->first_us > 0
+               ? own->first_us
+               : UNSEEN +
+                     lc_ways_guess(way, c->kase->bytes, c->job->bench->ranks, c->job->bench->nodes);
 }
 
 /* The likely ones first: time may be up before the last. */
@@ -182,7 +188,8 @@ static void line_up(struct context *c, const struct lc_ways_entrant *last, int n
         struct lc_ways_entrant e = c->field[i];
         int at = i;
 
-        while (at > 0 && hint(last, n_last, c->field[at - 1].way) > hint(last, n_last, e.way)) {
+        while (at > 0 &&
+               hint(c, last, n_last, c->field[at - 1].way) > hint(c, last, n_last, e.way)) {
             c->field[at] = c->field[at - 1];
             at--;
         }

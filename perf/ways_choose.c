@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "perf/ways.h"
 
+#include "common/cost.h"
+#include "common/profile.h"
+
 #include <math.h>
 #include <string.h>
 
@@ -17,6 +20,10 @@
 #define SURE_ROUNDS 9      /* that those who stay should have; fewer are few */
 #define WORTH       1.02   /* what a rule of a profile has to gain */
 #define BETTER      1.01   /* than the profile, to be measured anew */
+
+/* Nobody knows the wires here; which way is likely to be fast depends little on them. */
+#define INSIDE_GBPS  100
+#define BETWEEN_GBPS 25
 
 /* After so many rounds the best so many stay. */
 static const struct {
@@ -134,6 +141,30 @@ static double hope(const struct lc_ways_entrant *entrant, double noise)
 
     bounds(entrant, noise, entrant->rounds < SURE_ROUNDS ? DOUBT * SURE : SURE, &low, &high);
     return high;
+}
+
+double lc_ways_guess(const struct lc_way *way, size_t bytes, int ranks, int nodes)
+{
+    static const uint8_t ops[LC_BENCH_OPS] = {
+        [LC_BENCH_ALLTOALL] = LC_PROFILE_ALL_TO_ALL,
+        [LC_BENCH_ALLREDUCE] = LC_PROFILE_ALL_REDUCE,
+        [LC_BENCH_REDUCESCATTER] = LC_PROFILE_REDUCE_SCATTER,
+        [LC_BENCH_ALLGATHER] = LC_PROFILE_ALL_GATHER,
+    };
+    const struct lc_cost_call call = { .op = ops[way->op],
+                                       .algorithm = way->algorithm,
+                                       .protocol = way->protocol,
+                                       .channels = way->channels,
+                                       .ranks = (uint32_t)ranks,
+                                       .nodes = (uint32_t)nodes,
+                                       .bytes = bytes };
+    struct lc_cost_wires wires = lc_cost_guess;
+    double us;
+
+    wires.inside_gbps = INSIDE_GBPS;
+    wires.between_gbps = BETWEEN_GBPS;
+    us = lc_cost_predict(&call, &wires);
+    return us < 0 ? INFINITY : us;
 }
 
 static bool is_fixed(const struct lc_ways_entrant *entrant)

@@ -256,6 +256,25 @@ static void dear_cases_get_more_time(void)
     CHECK(all < 0.5 && lc_ways_share(cases, 3, 2) == 1);
 }
 
+static bool is_likelier(const char *a, const char *b, size_t bytes)
+{
+    struct lc_way one, other;
+
+    CHECK(lc_way_parse(a, &one) == 0 && lc_way_parse(b, &other) == 0);
+    return lc_ways_guess(&one, bytes, 8, 8) < lc_ways_guess(&other, bytes, 8, 8);
+}
+
+static void who_was_never_looked_at_is_guessed_by_steps_and_bytes(void)
+{
+    CHECK(is_likelier("allreduce:tree/ll/0", "allreduce:ring/ll/0", 1024));
+    CHECK(is_likelier("allreduce:ring/ll/0", "allreduce:ring/simple/0", 1024));
+    CHECK(is_likelier("allreduce:ring/simple/0", "allreduce:tree/ll/0", 64 << 20));
+    CHECK(is_likelier("allreduce:ring/simple/0", "allreduce:ring/simple/1", 64 << 20));
+    CHECK(is_likelier("allgather:pat/simple/0", "allgather:ring/simple/0", 64 << 10));
+    CHECK(
+        is_likelier("allgather:pat/simple/0", "allgather:nvls/simple/0", 1024)); /* unknown there */
+}
+
 static void channels_are_those_of_the_last_communicator(void)
 {
     CHECK(lc_ways_channels("") == 0 && lc_ways_channels("2 coll") == 0);
@@ -309,6 +328,7 @@ int main(void)
     median_is_between_bounds_that_outliers_do_not_move();
     each_communicator_counts_as_much();
     dear_cases_get_more_time();
+    who_was_never_looked_at_is_guessed_by_steps_and_bytes();
     channels_are_those_of_the_last_communicator();
     ways_are_read_as_they_are_written();
     return 0;
