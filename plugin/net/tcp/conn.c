@@ -1133,14 +1133,22 @@ void conn_abandon(struct conn *conn)
         lane_kick(&conn->lanes[i], 1);
 }
 
-/* After this nothing reads from or writes to the caller's buffers. */
+/* After this nothing reads from or writes to the caller's buffers. When the process ends its caller and the service thread may
+ * both come to close what leaves; who is second has a reference that is not dropped. */
 void conn_close(struct conn *conn)
 {
+    bool first;
+
     pthread_mutex_lock(&engine.lock);
-    engine_delist(conn);
-    engine_bury(conn);
-    engine.n_leaving -= atomic_load(&conn->leaving);
+    first = conn->link != NULL;
+    if (first) {
+        engine_delist(conn);
+        engine_bury(conn);
+        engine.n_leaving -= atomic_load(&conn->leaving);
+    }
     pthread_mutex_unlock(&engine.lock);
+    if (!first)
+        return;
     /* First: a lane that is still open must not tell of closed ones that they are down, or the peer gives them up unread. */
     conn_lock(conn);
     conn->closing = true;
