@@ -290,6 +290,58 @@ void stopped_peer_does_not_hold_up_closing(void)
     peer_kill(&sender);
 }
 
+#define LAST       30
+#define LAST_BYTES 8000 /* all of them are more than a socket holds */
+
+static void slow_receiver(int fd)
+{
+    static unsigned char data[LAST][LAST_BYTES];
+    void *requests[LAST];
+    struct pair pair;
+
+    start();
+    open_receiving(&pair, fd);
+    for (int i = 0; i < LAST; i++)
+        requests[i] = post_recv(pair.recv, data[i], sizeof(data[i]), 1);
+    tell(fd, "x", 1);
+    for (int i = 0; i < LAST; i++) {
+        CHECK(wait_done(requests[i]) == LAST_BYTES);
+        CHECK(data[i][0] == i + 1 && data[i][LAST_BYTES - 1] == i + 1);
+    }
+    pair_close(&pair);
+    plugin_unload();
+}
+
+void last_messages_outlive_the_plugin(void)
+{
+    struct peer receiver = peer_start(slow_receiver);
+    static unsigned char data[LAST][LAST_BYTES];
+    struct holdings before, after;
+    struct pair out;
+    char x;
+
+    start();
+    plugin_unload();
+    before = holdings_now();
+    start();
+    open_sending(&out, receiver.fd);
+    hear(receiver.fd, &x, 1);
+    CHECK(kill(receiver.pid, SIGSTOP) == 0);
+    for (int i = 0; i < LAST; i++) {
+        memset(data[i], i + 1, sizeof(data[i]));
+        CHECK(wait_done(post_send(out.send, data[i], sizeof(data[i]), 1)) == LAST_BYTES);
+    }
+    pair_close(&out);
+    plugin_unload();
+    pause_ms(1000);
+    CHECK(kill(receiver.pid, SIGCONT) == 0);
+    peer_wait(&receiver);
+    after = holdings_since(&before);
+    CHECK(after.descriptors <= before.descriptors && after.threads <= before.threads);
+    start(); /* as if it had never been there */
+    plugin_unload();
+}
+
 static void *close_sending(void *arg)
 {
     close_send(((struct pair *)arg)->send);
