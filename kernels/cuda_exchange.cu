@@ -2,6 +2,7 @@
  *
  * The kernels of exchanges and their launches.
  */
+#include "kernels/cuda_exchange_direct.cuh"
 #include "kernels/cuda_exchange_short.cuh"
 #include "kernels/cuda_launch_internal.cuh"
 
@@ -49,6 +50,18 @@ __global__ void __launch_bounds__(short_threads, 1)
     run_short_cta(args, cursors, blockIdx.x, gridDim.x, short_threads);
 }
 
+/* Eight warps for each unit of two ranks with a CTA for each channel. */
+using direct = direct_warps<16, 8>;
+
+template <unsigned N>
+__global__ void __launch_bounds__(direct::threads, 1)
+    lk_exchange_direct_kernel(const __grid_constant__ exchange_args<N> args)
+{
+    __shared__ direct_team teams[direct::moving];
+
+    run_direct_cta<direct>(args, teams, blockIdx.x, gridDim.x);
+}
+
 enum kernel_number {
     ALL_SMALL,
     ALL_LARGE,
@@ -56,6 +69,7 @@ enum kernel_number {
     MASKED_LARGE,
     SHORT_FEW,
     SHORT_LARGE,
+    DIRECT,
     KERNELS,
 };
 
@@ -72,7 +86,9 @@ const void *kernel_of(int number)
         return reinterpret_cast<const void *>(lk_exchange_kernel<LK_EXCHANGE_MAX, masked_warps>);
     case SHORT_FEW:
         return reinterpret_cast<const void *>(lk_exchange_short_kernel<LK_EXCHANGE_FEW>);
-    default: return reinterpret_cast<const void *>(lk_exchange_short_kernel<LK_EXCHANGE_MAX>);
+    case SHORT_LARGE:
+        return reinterpret_cast<const void *>(lk_exchange_short_kernel<LK_EXCHANGE_MAX>);
+    default: return reinterpret_cast<const void *>(lk_exchange_direct_kernel<LK_EXCHANGE_SMALL>);
     }
 }
 
@@ -125,6 +141,11 @@ extern "C" int lk_run_exchange(const lk_exchange_launch *launch, void *stream)
     other = lk_find_variant && n <= LK_EXCHANGE_SMALL && !head.mask.rows
                 ? lk_find_variant(LK_KIND_EXCHANGE)
                 : nullptr;
+    if (!other && n <= LK_EXCHANGE_SMALL && runs_directly(*launch)) {
+        kernel.kernel = kernel_of(DIRECT);
+        kernel.threads = direct::threads;
+        return lk_launch_kernel(kernel, head.ctas, 0, launch, stream);
+    }
     kernel.kernel = kernel_of((head.mask.rows ? MASKED_SMALL : ALL_SMALL) +
                               (n > LK_EXCHANGE_SMALL ? 1 : 0));
     kernel.threads = masked_warps::threads;

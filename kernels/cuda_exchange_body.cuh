@@ -23,6 +23,21 @@ __device__ __forceinline__ void store_slot_word(const Call &c, uint32_t peer, ui
                word);
 }
 
+template <class Call>
+__device__ __forceinline__ void count_traffic(const Call &c, const exchange_traffic &t)
+{
+    lk_ring_counts *counts = &reinterpret_cast<lk_ring_state *>(c.state)->counts;
+
+    if (t.sent) {
+        atomicAdd(reinterpret_cast<unsigned long long *>(&counts->bytes_sent), t.sent);
+        atomicAdd(reinterpret_cast<unsigned long long *>(&counts->exchange_sent), t.sent);
+    }
+    if (t.elided) {
+        atomicAdd(reinterpret_cast<unsigned long long *>(&counts->bytes_elided), t.elided);
+        atomicAdd(reinterpret_cast<unsigned long long *>(&counts->exchange_elided), t.elided);
+    }
+}
+
 template <class Call> struct exchange_words {
     const Call &c;
     exchange_traffic t;
@@ -109,7 +124,6 @@ template <class Call>
 __device__ __forceinline__ void publish_messages(const Call &c, exchange_pipeline *pipelines,
                                                  uint32_t which)
 {
-    lk_ring_counts *counts = &reinterpret_cast<lk_ring_state *>(c.state)->counts;
     exchange_words<Call> words = {
         c,
         {0, 0}
@@ -123,14 +137,7 @@ __device__ __forceinline__ void publish_messages(const Call &c, exchange_pipelin
     if (which == EXCHANGE_SEND)
         warp.few = tiles_to_fence_at_once(c);
     warp.run();
-    if (words.t.sent) {
-        atomicAdd(reinterpret_cast<unsigned long long *>(&counts->bytes_sent), words.t.sent);
-        atomicAdd(reinterpret_cast<unsigned long long *>(&counts->exchange_sent), words.t.sent);
-    }
-    if (words.t.elided) {
-        atomicAdd(reinterpret_cast<unsigned long long *>(&counts->bytes_elided), words.t.elided);
-        atomicAdd(reinterpret_cast<unsigned long long *>(&counts->exchange_elided), words.t.elided);
-    }
+    count_traffic(c, words.t);
 }
 
 template <class R> __device__ __forceinline__ void init_exchange(exchange_pipeline *pipelines)
@@ -197,7 +204,7 @@ __device__ __forceinline__ void run_exchange_cta(const Args &args, exchange_pipe
 
         move_jobs(&work, &pipelines[EXCHANGE_SEND], warp, R::send, exchange_span);
     } else if (warp < R::send + R::take) {
-        exchange_take_work work = { args.head.rings.abort, lane };
+        exchange_take_work<> work = { args.head.rings.abort, lane };
 
         move_jobs(&work, &pipelines[EXCHANGE_TAKE], warp - R::send, R::take, exchange_span);
     } else {

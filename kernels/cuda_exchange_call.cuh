@@ -43,7 +43,6 @@ struct exchange_warps {
 
 /* Granules that a data warp takes at once. */
 constexpr uint32_t exchange_span = 8;
-static_assert(exchange_span >= LK_SHORT_GRANULES, "a tile in lines is a warp's alone");
 
 /* Words and credits do not wait for each other: between two H200 over NVLink 1 % less time for 256 MB, dense or with zeros,
  * 1.5 % for 16 MB, and 4 % where slots are few; never more (perf/results/h200-x2-nvlink). */

@@ -22,7 +22,10 @@ __device__ __forceinline__ bool any_bit_of(const uint4 &w)
     return __any_sync(ALL_LANES, (w.x | w.y | w.z | w.w) != 0) != 0;
 }
 
-template <class Args, class Path> struct exchange_send_work {
+/* Span: granules of a batch, if it is whole. */
+template <class Args, class Path, uint32_t Span = exchange_span> struct exchange_send_work {
+    static_assert(Span >= LK_SHORT_GRANULES, "a tile in lines is a warp's alone");
+
     const Args &args;
     uint32_t lane;
     slot_writer<Path> writer;
@@ -78,8 +81,8 @@ template <class Args, class Path> struct exchange_send_work {
         granule_rows rows = rows_of(args.head.mask, j.memory, granule, count);
         uint32_t mask = 0;
 
-        if (count == exchange_span && rows.whole)
-            mask = fast<exchange_span>(j, granule, rows.whole, 0);
+        if (count == Span && rows.whole)
+            mask = fast<Span>(j, granule, rows.whole, 0);
 #pragma unroll 1
         for (uint32_t left = rows.live & ~(mask >> granule); left; left &= left - 1)
             mask |= slow(j, granule + static_cast<uint32_t>(__ffs(static_cast<int>(left))) - 1);
@@ -109,8 +112,8 @@ template <class Args, class Path> struct exchange_send_work {
             return 0;
         }
         if (!is_masked(j) && plain_granules(j.memory, granule, count)) {
-            if (count == exchange_span)
-                return fast<exchange_span>(j, granule, ~0U, j.scan);
+            if (count == Span)
+                return fast<Span>(j, granule, ~0U, j.scan);
 #pragma unroll 1
             for (uint32_t i = 0; i < count; i++)
                 mask |= fast<1>(j, granule + i, ~0U, j.scan);
@@ -126,7 +129,7 @@ template <class Args, class Path> struct exchange_send_work {
     }
 };
 
-struct exchange_take_work {
+template <uint32_t Span = exchange_span> struct exchange_take_work {
     uint32_t *abort;
     uint32_t lane;
 
@@ -181,8 +184,8 @@ struct exchange_take_work {
             lines(j);
             return 0;
         }
-        if (count == exchange_span && plain_granules(j.memory, granule, count)) {
-            fast<exchange_span>(j, granule);
+        if (count == Span && plain_granules(j.memory, granule, count)) {
+            fast<Span>(j, granule);
             return 0;
         }
 #pragma unroll 1

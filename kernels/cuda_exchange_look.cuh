@@ -168,6 +168,30 @@ template <class Call, class Role> struct exchange_units {
         at->entry = role.begin(peer_of(unit));
         enter(at, unit);
     }
+    __device__ __forceinline__ uint32_t place_of(uint32_t channel, uint32_t peer,
+                                                 const exchange_cursor &at) const
+    {
+        if (at.lines || !Call::path::spread)
+            return at.tile;
+        return lk_message_place(&c.shape(), at.tiles,
+                                lk_message_first(&c.shape(), c.rank(), peer, channel), at.tile);
+    }
+    __device__ __forceinline__ void describe(exchange_job *j, uint32_t channel, uint32_t peer,
+                                             const exchange_cursor &at, uint32_t live) const
+    {
+        j->memory = c.stretch_of(at.entry, place_of(channel, peer, at), at.bytes);
+        j->message = at.number + 1;
+        j->peer = peer;
+        j->channel = channel;
+        j->index = at.slot;
+        j->lines = at.lines;
+        j->slot = at.lines ? role.line_slot(*j) : role.slot(*j);
+        j->refresh = role.refreshed(*j);
+        j->packs = (j->memory.bytes + LK_PACK_BYTES - 1) / LK_PACK_BYTES;
+        j->scan = static_cast<uint32_t>(c.args.entries[at.entry].other);
+        j->live = live;
+        j->wrote = 0;
+    }
     __device__ __forceinline__ void keep(const exchange_cursor &at, uint32_t unit) const
     {
         *role.counter(channel_of(unit), peer_of(unit)) = at.number;
@@ -213,30 +237,6 @@ template <class Call, class Role> struct exchange_looking_warp : exchange_units<
         for (uint32_t unit = c.lane; unit < units; unit += 32)
             of_cta::keep(cursors[unit], unit);
     }
-    __device__ __forceinline__ uint32_t place_of(uint32_t channel, uint32_t peer,
-                                                 const exchange_cursor &at) const
-    {
-        if (at.lines || !Call::path::spread)
-            return at.tile;
-        return lk_message_place(&c.shape(), at.tiles,
-                                lk_message_first(&c.shape(), c.rank(), peer, channel), at.tile);
-    }
-    __device__ __forceinline__ void write(exchange_job *j, uint32_t channel, uint32_t peer,
-                                          const exchange_cursor &at, uint32_t live) const
-    {
-        j->memory = c.stretch_of(at.entry, place_of(channel, peer, at), at.bytes);
-        j->message = at.number + 1;
-        j->peer = peer;
-        j->channel = channel;
-        j->index = at.slot;
-        j->lines = at.lines;
-        j->slot = at.lines ? role.line_slot(*j) : role.slot(*j);
-        j->refresh = role.refreshed(*j);
-        j->packs = (j->memory.bytes + LK_PACK_BYTES - 1) / LK_PACK_BYTES;
-        j->scan = static_cast<uint32_t>(c.args.entries[at.entry].other);
-        j->live = live;
-        j->wrote = 0;
-    }
     /* How many of the unit's next messages, from its first on, have their bit. */
     __device__ __forceinline__ uint32_t in_a_row(uint32_t bits) const
     {
@@ -271,7 +271,7 @@ template <class Call, class Role> struct exchange_looking_warp : exchange_units<
         number = made + static_cast<uint32_t>(__popc(gets_all & ((1U << c.lane) - 1)));
         gets = gets && number - made < room;
         if (gets) {
-            write(&p->jobs[number % depth], channel, peer, at, live);
+            of_cta::describe(&p->jobs[number % depth], channel, peer, at, live);
             barrier_arrive(&p->full[number % depth]);
         }
         gets_all = __ballot_sync(ALL_LANES, gets);

@@ -242,18 +242,14 @@ __device__ __forceinline__ void run_short_cta(const Args &args, exchange_cursor 
                                               uint32_t cta, uint32_t ctas, uint32_t threads)
 {
     using call_type = exchange_call<Args, slot_path>;
-    lk_ring_counts *counts;
     call_type c(args, cta, ctas);
     short_warp<call_type> warp(c, cursors, threadIdx.x / 32, threads / 32);
 
     if (!warp.run())
         return;
     warp.end();
-    counts = &reinterpret_cast<lk_ring_state *>(c.state)->counts;
-    if (c.lane == 0 && warp.wrote) {
-        atomicAdd(reinterpret_cast<unsigned long long *>(&counts->bytes_sent), warp.wrote);
-        atomicAdd(reinterpret_cast<unsigned long long *>(&counts->exchange_sent), warp.wrote);
-    }
+    if (c.lane == 0)
+        count_traffic(c, { warp.wrote, 0 });
 }
 
 } // namespace lk_rings_device

@@ -58,6 +58,12 @@ static __device__ __forceinline__ uint4 load_slot(uint64_t address)
     return v;
 }
 
+/* Towards L2, of what is read soon. */
+static __device__ __forceinline__ void prefetch_global(uint64_t address)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
 /* How payload is stored into slots. */
 enum slot_store {
     STORE_KEPT, /* L2 is told to keep it: it is read soon, and what streams past it from and to the tensors is not */
@@ -222,6 +228,19 @@ static __device__ __forceinline__ void barrier_wait(lk_barrier *b, uint32_t pari
     while (!barrier_ended(b, parity))
         __nanosleep(40);
 #endif
+}
+
+/* How many came before, of those that count at this word of shared memory: what they did comes before what whoever counts
+ * last does next. */
+static __device__ __forceinline__ uint32_t arrive_and_count(uint32_t *arrived)
+{
+    uint32_t before;
+
+    asm volatile("atom.acq_rel.cta.shared.add.u32 %0, [%1], 1;"
+                 : "=r"(before)
+                 : "r"(shared_address(arrived))
+                 : "memory");
+    return before;
 }
 
 /* There is nothing to do, and others have the issue slots. */

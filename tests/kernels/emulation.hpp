@@ -374,6 +374,13 @@ inline void barrier_init(lk_barrier *b, uint32_t count)
 {
     *b = { 0, count, count };
 }
+inline uint32_t arrive_and_count(uint32_t *arrived)
+{
+    return (*arrived)++;
+}
+inline void prefetch_global(uint64_t)
+{
+}
 inline void barrier_arrive(lk_barrier *b)
 {
     if (b->pending == 0)

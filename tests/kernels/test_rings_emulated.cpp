@@ -5,6 +5,7 @@
  */
 #include "tests/kernels/emulation.hpp"
 
+#include "kernels/cuda_exchange_direct.cuh"
 #include "kernels/cuda_exchange_short.cuh"
 #include "kernels/cuda_rings_body.cuh"
 #include "kernels/cuda_rings_lines.cuh"
@@ -254,6 +255,7 @@ using exchange_way = std::conditional_t<std::is_same_v<LC_PATH, slot_path>, exch
                                         LC_PATH>; /* the library's */
 using exchange_roles = exchange_warps<2, 3, 1, exchange_way, LC_PIECES>;
 using unmasked_roles = exchange_warps<2, 3, 1, unmasked_path<exchange_way>, LC_PIECES>;
+using direct_roles = direct_warps<8, 1>;
 constexpr uint32_t line_threads = 64;
 
 struct together {
@@ -272,6 +274,7 @@ struct cta {
     std::vector<exchange_cursor> cursors;
     alignas(128) uint8_t stages[16 * stage_bytes + LC_PIECES * bulk_piece];
     lk_barrier there[LC_PIECES + 1];
+    direct_team teams[direct_roles::moving];
 };
 static_assert(many_roles::stages <= sizeof(cta::stages) &&
               exchange_roles::stages <= sizeof(cta::stages));
@@ -349,15 +352,52 @@ struct sequence {
 
 constexpr uint32_t short_threads = 96;
 
-/* Which kernel runs a call does not matter to the other ranks: some of short messages go through that for all. */
-bool runs_short(const lk_exchange_launch *l, uint64_t seed)
-{
-    const lk_ring_shape *shape = &l->head.rings.shape;
+/* Which kernel runs a call does not matter to the other ranks: some calls do not go through the one that is made for
+ * them. */
+enum exchange_kernel {
+    FOR_ALL,
+    FOR_SHORT,
+    DIRECTLY
+};
+uint32_t run_by[DIRECTLY + 1]; /* calls */
 
-    for (uint32_t i = 0; i < l->head.takes[shape->ranks]; i++)
-        if (!lk_message_is_short(shape, l->entries[i].bytes))
-            return false;
-    return seed % 4 != 0;
+exchange_kernel choose_kernel(const lk_exchange_launch &l, uint64_t seed)
+{
+    const lk_ring_shape *shape = &l.head.rings.shape;
+    bool all_short = true;
+
+    for (uint32_t i = 0; i < l.head.takes[shape->ranks]; i++)
+        all_short = all_short && lk_message_is_short(shape, l.entries[i].bytes);
+    if (seed % 4 == 0)
+        return FOR_ALL;
+    if (all_short && seed % 4 != 1)
+        return FOR_SHORT;
+    return runs_directly(l) ? DIRECTLY : all_short ? FOR_SHORT : FOR_ALL;
+}
+
+uint32_t threads_for(exchange_kernel kernel)
+{
+    return kernel == FOR_SHORT  ? short_threads
+           : kernel == DIRECTLY ? direct_roles::threads
+                                : exchange_roles::threads;
+}
+
+void run_exchange_thread(cta *c, const lk_exchange_launch &l, exchange_kernel kernel,
+                         uint32_t number)
+{
+    const auto &args = reinterpret_cast<const exchange_args<LK_EXCHANGE_MAX> &>(l.head);
+    uint32_t ctas = l.head.ctas;
+
+    if (kernel == FOR_SHORT)
+        run_short_cta(args, c->cursors.data(), number, ctas, short_threads);
+    else if (kernel == DIRECTLY)
+        run_direct_cta<direct_roles>(args, c->teams, number, ctas);
+    else if (args.head.mask.rows)
+        run_exchange_cta<exchange_roles>(args, c->exchange, c->cursors.data(), number, ctas,
+                                         c->stages, c->there);
+    else
+        run_exchange_cta<unmasked_roles>(args, c->exchange, c->cursors.data(), number, ctas,
+                                         c->stages, c->there);
 }
 
 void run_exchanges(std::vector<sequence> *ranks, uint64_t seed,
@@ -368,9 +408,10 @@ void run_exchanges(std::vector<sequence> *ranks, uint64_t seed,
         s.threads.assign(s.calls.size(), 0);
         for (size_t i = 0; i < s.calls.size(); i++) {
             const lk_exchange_launch *l = s.calls[i];
-            bool all_short = runs_short(l, seed + i + l->head.rings.rank);
+            exchange_kernel kernel = choose_kernel(*l, seed + i + l->head.rings.rank);
 
-            s.threads[i] = all_short ? short_threads : exchange_roles::threads;
+            run_by[kernel]++;
+            s.threads[i] = threads_for(kernel);
             for (uint32_t number = 0; number < l->head.ctas; number++) {
                 s.ctas.push_back(std::make_unique<cta>());
                 cta *c = s.ctas.back().get();
@@ -379,23 +420,10 @@ void run_exchanges(std::vector<sequence> *ranks, uint64_t seed,
                 c->cursors.resize(exchange_cursors(&l->head.rings.shape, l->head.ctas));
                 c->block = { s.threads[i], 0, 0, c->warps.data(), {} };
                 for (uint32_t t = 0; t < s.threads[i]; t++)
-                    emulation::start(&c->block, t, [&s, c, l, number, i, all_short] {
-                        const auto &args = reinterpret_cast<const exchange_args<LK_EXCHANGE_MAX> &>(
-                            l->head);
-
+                    emulation::start(&c->block, t, [&s, c, l, number, i, kernel] {
                         while (i && s.ended[i - 1] < s.calls[i - 1]->head.ctas * s.threads[i - 1])
                             emulation::sleep_while(&s.ended[i - 1], s.ended[i - 1]);
-                        if (all_short)
-                            run_short_cta(args, c->cursors.data(), number, l->head.ctas,
-                                          short_threads);
-                        else if (args.head.mask.rows)
-                            run_exchange_cta<exchange_roles>(args, c->exchange, c->cursors.data(),
-                                                             number, l->head.ctas, c->stages,
-                                                             c->there);
-                        else
-                            run_exchange_cta<unmasked_roles>(args, c->exchange, c->cursors.data(),
-                                                             number, l->head.ctas, c->stages,
-                                                             c->there);
+                        run_exchange_thread(c, *l, kernel, number);
                         s.ended[i]++;
                     });
             }
@@ -756,6 +784,15 @@ void exchanges_and_reductions_follow_each_other_on_one_set_of_rings()
     }
 }
 
+void check_counts(const node &n, const exchange_plan &plan, uint32_t rank)
+{
+    auto *counts = reinterpret_cast<lk_ring_counts *>(n.states[rank]->bytes);
+    lk_ring_counts want = exchange_counts(&plan, rank, &n.shape);
+
+    CHECK(counts->bytes_sent == want.bytes_sent);
+    CHECK(counts->bytes_elided == want.bytes_elided);
+}
+
 void exchanges_count_what_was_written_and_what_was_not()
 {
     for (uint32_t zeros = 0; zeros <= 100; zeros += 50) {
@@ -766,13 +803,8 @@ void exchanges_count_what_was_written_and_what_was_not()
         messages[0] = { 0, 1, 70003, 5, zeros, 3, 0, true, false, false };
         messages[1] = { 1, 0, 40000, 6, zeros, 0, 0, true, false, false };
         run_plan(&n, plan, zeros, all_at_once);
-        for (uint32_t r = 0; r < 2; r++) {
-            auto *counts = reinterpret_cast<lk_ring_counts *>(n.states[r]->bytes);
-            lk_ring_counts want = exchange_counts(&plan, r, &n.shape);
-
-            CHECK(counts->bytes_sent == want.bytes_sent);
-            CHECK(counts->bytes_elided == want.bytes_elided);
-        }
+        for (uint32_t r = 0; r < 2; r++)
+            check_counts(n, plan, r);
     }
 }
 
@@ -993,6 +1025,129 @@ void short_messages_go_through_either_kernel()
     }
 }
 
+/* Calls of one end have other messages than those of the other, so each may wait for what a call has that has not come. */
+void ends_need_not_group_alike()
+{
+    for (uint64_t seed = 0; seed < 8; seed++) {
+        const size_t ends[2][3] = {
+            {2,  4, 4},
+            { 1, 3, 4}
+        };
+        lk_ring_shape shape = { 2 + static_cast<uint32_t>(seed / 4), 1,
+                                1 + static_cast<uint32_t>(seed / 2 % 2), 0, 0 };
+        std::vector<exchange_message> messages;
+        node n(shape);
+
+        for (uint32_t i = 0; i < 4; i++)
+            messages.push_back({ 0, 1, LK_SLOT_BYTES, i, 0, 0, 0, false, false, false });
+        exchange_plan plan = { shape.ranks, 0, 0, messages.size(), messages.data() };
+
+        run_plan(&n, plan, seed, [&ends](const exchange_side &side) {
+            std::vector<exchange_part> parts;
+            size_t at = 0;
+
+            for (size_t end : ends[side.rank == 1]) {
+                size_t until = side.rank > 1 ? 0 : end;
+
+                if (until > at)
+                    parts.push_back(side.rank == 0 ? exchange_part{ at, until, 0, 0 }
+                                                   : exchange_part{ 0, 0, at, until });
+                at = until;
+            }
+            return parts;
+        });
+    }
+}
+
+/* Messages of one pair each way. */
+void direct_calls_count_what_was_written()
+{
+    exchange_message messages[2] = {};
+    exchange_plan plan = { 2, 0, 0, 2, messages };
+    uint32_t before = run_by[DIRECTLY];
+
+    messages[0] = { 0, 1, 3 * LK_SLOT_BYTES, 5, 0, 3, 0, true, false, false };
+    messages[1] = { 1, 0, 40000, 6, 50, 0, 0, true, false, false };
+    for (uint64_t seed = 0; seed < 4; seed++) {
+        node n({ 2, 2, 2, 0, 0 });
+
+        run_plan(&n, plan, seed, all_at_once);
+        for (uint32_t r = 0; r < 2; r++)
+            check_counts(n, plan, r);
+    }
+    CHECK(run_by[DIRECTLY] > before);
+}
+
+/* Each message a call of its own, and none waits for what the other rank has called, so slots are used again and again. */
+void calls_of_few_tiles_follow_each_other()
+{
+    for (uint64_t seed = 0; seed < 2; seed++) {
+        lk_ring_shape shape = { 2, 2, 1, 0, 0 };
+        std::vector<exchange_message> messages;
+        uint32_t before = run_by[DIRECTLY];
+        node n(shape);
+
+        for (uint32_t i = 0; i < 12; i++)
+            messages.push_back({ i % 2, 1 - i % 2, shape.channels * LK_SLOT_BYTES, i, 0, 0, 0, true,
+                                 false, false });
+        exchange_plan plan = { shape.ranks, 0, 0, messages.size(), messages.data() };
+
+        run_plan(&n, plan, seed, [](const exchange_side &side) {
+            std::vector<exchange_part> parts;
+
+            for (size_t i = 0; i < side.n_sends; i++)
+                parts.push_back({ i, i + 1, i, i + 1 });
+            return parts;
+        });
+        CHECK(run_by[DIRECTLY] > before + 4);
+    }
+}
+
+/* Tiles that all warps of a team have a part of, to and from every rank. */
+void teams_move_whole_tiles()
+{
+    for (uint64_t seed = 0; seed < 12; seed++) {
+        lk_ring_shape shape = { 2 + static_cast<uint32_t>(seed % 4 == 1), 2,
+                                1 + static_cast<uint32_t>(seed % 3 != 0), 0, 0 };
+        std::vector<exchange_message> messages;
+        uint64_t bytes = shape.channels * LK_SLOT_BYTES * (1 + seed % 4) - seed / 4 * 700;
+        uint32_t before = run_by[DIRECTLY];
+        node n(shape);
+
+        for (uint32_t i = 0; i < shape.ranks * shape.ranks; i++)
+            messages.push_back(
+                { i / shape.ranks, i % shape.ranks, bytes, i, 0, 0, 0, true, false, false });
+        exchange_plan plan = { shape.ranks, 0, 0, messages.size(), messages.data() };
+
+        for (uint64_t again = 0; again < 3; again++)
+            run_plan(&n, plan, seed + again, all_at_once);
+        CHECK((run_by[DIRECTLY] > before) ==
+              (1 + seed % 4 <= direct_tiles &&
+               2 * (1 + seed % 4) <= lk_leg_slots(&shape, LK_EXCHANGE) + 1));
+    }
+}
+
+void messages_of_few_tiles_go_through_either_kernel()
+{
+    uint32_t before = run_by[DIRECTLY];
+
+    for (uint64_t seed = 0; seed < 24; seed++) {
+        const uint64_t messages[] = { 0, 0x7ffffe, (UINT64_C(1) << 32) - 3 };
+        lk_ring_shape shape = { 2 + static_cast<uint32_t>(seed % 3 == 0),
+                                1 + static_cast<uint32_t>(seed / 3 % 4),
+                                1 + static_cast<uint32_t>(seed / 2 % 2), 0, seed % 5 ? 0 : 3000U };
+        exchange_plan plan;
+        node n(shape);
+
+        pretend_all(&n, messages[seed / 2 % 3]);
+        exchange_random(seed, shape.ranks, 4, shape.channels * 24000, &plan);
+        run_plan(&n, plan, seed, all_at_once);
+        run_plan(&n, plan, seed + 1, all_at_once);
+        free(plan.messages);
+    }
+    CHECK(run_by[DIRECTLY] > before + 10);
+}
+
 void random_case(uint64_t seed)
 {
     rings_case c;
@@ -1099,6 +1254,11 @@ int main(int argc, char **argv)
     exchanges_of_many_units_and_ranks();
     words_that_are_refreshed_come_before_those_that_count();
     short_messages_go_through_either_kernel();
+    teams_move_whole_tiles();
+    ends_need_not_group_alike();
+    direct_calls_count_what_was_written();
+    calls_of_few_tiles_follow_each_other();
+    messages_of_few_tiles_go_through_either_kernel();
     for (uint64_t seed = 1; time(nullptr) < end; seed++) {
         random_case(seed);
         random_exchange(seed);
