@@ -252,8 +252,8 @@ LK_INLINE struct augment_pixel augment_line(const struct lk_augment *a, uint64_t
                                             uint32_t line, const struct augment_place *column)
 {
     const uint8_t *row = a->images + image * a->image_stride + line * a->row_stride;
-    const uint8_t *left = row + column->first * a->channels;
-    const uint8_t *right = row + column->second * a->channels;
+    const uint8_t *left = row + (size_t)(column->first * a->channels);
+    const uint8_t *right = row + (size_t)(column->second * a->channels);
     struct augment_pixel out = { { 0 } };
 
     for (uint32_t i = 0; i < 3; i++) {
