@@ -895,6 +895,108 @@ static void what_was_closed_meanwhile_is_an_error(bool sends)
     lc_net_tcp.fini(ctx);
 }
 
+static bool is_up(struct lc_net_comm *comm, int lane)
+{
+    struct conn *conn = (struct conn *)comm;
+    bool up;
+
+    conn_lock(conn);
+    up = conn->lanes[lane].up;
+    conn_unlock_unchanged(conn);
+    return up;
+}
+
+static void wait_until_up(struct lc_net_comm *comm, int lane, bool up)
+{
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+
+    while (is_up(comm, lane) != up) {
+        CHECK(!lc_deadline_passed(end));
+        usleep(1000);
+    }
+}
+
+/* The first message comes when some sockets have ended and one has not yet. */
+static void what_ends_meanwhile_comes_back(void)
+{
+    struct pair pair;
+    struct lane *slow;
+
+    begin();
+    pair = pair_open(ctx, 0);
+    slow = &((struct conn *)pair.recv)->lanes[1];
+    for (int i = 0; i < slow->conn->n_lanes; i++) {
+        wait_until_up(pair.send, i, true);
+        wait_until_up(pair.recv, i, true);
+    }
+    pthread_mutex_lock(&slow->io);
+    for (int i = 0; i < slow->conn->n_lanes; i++)
+        wait_until_up(pair.send, i, i == 1);
+    (void)post_any(pair.send, true);
+    lane_unlock(slow);
+    for (int i = 0; i < slow->conn->n_lanes; i++)
+        wait_until_up(pair.send, i, true);
+    pair_close(&pair);
+    lc_net_tcp.fini(ctx);
+}
+
+/* It could not call its sender back, which has to know: it comes back by itself when the socket breaks. */
+static void who_cannot_call_keeps_its_socket(void)
+{
+    struct pair pair;
+    struct conn *sender;
+    struct conn *receiver;
+    uint32_t epoch;
+    bool asked = false;
+
+    begin();
+    pair = pair_open_narrow(ctx, 0);
+    sender = (struct conn *)pair.send;
+    receiver = (struct conn *)pair.recv;
+    conn_lock(receiver);
+    receiver->lanes[0].has_home = false;
+    conn_unlock(receiver);
+    while (!asked) {
+        conn_lock(sender);
+        asked = sender->parking >= PARK_ASKED;
+        conn_unlock_unchanged(sender);
+        usleep(1000);
+    }
+    usleep(200000); /* for the answer */
+    CHECK(is_up(pair.recv, 0));
+    epoch = sender->lanes[0].epoch;
+    pthread_mutex_lock(&sender->lanes[0].io);
+    CHECK(shutdown(sender->lanes[0].fd, SHUT_RDWR) == 0);
+    lane_unlock(&sender->lanes[0]);
+    lane_kick(&sender->lanes[0], 2); /* sees its end */
+    wait_until_up(pair.send, 0, true);
+    CHECK(sender->lanes[0].epoch > epoch);
+    pair_close(&pair);
+    lc_net_tcp.fini(ctx);
+}
+
+/* What was sent has come, and the sender is told so, though its receiver fails, for it waits in vain for one more. */
+static void who_leaves_hears_from_a_receiver_that_waits_for_more(void)
+{
+    struct lc_net_request *recv;
+    struct pair pair;
+    int64_t from;
+    unsigned char bytes[2] = { 7 };
+
+    begin();
+    pair = pair_open_narrow(ctx, 0);
+    for (int i = 0; i < 14; i++) /* no confirmation is due behind the last */
+        pair_send(&pair, bytes, 1, bytes + 1, 1);
+    recv = post_any(pair.recv, false);
+    from = lc_now_ns();
+    lc_net_tcp.close_send(pair.send);
+    CHECK(wait_error(recv) == -EREMOTEIO);
+    leave_wait(engine.timeout_ns);
+    CHECK(lc_now_ns() - from < engine.timeout_ns / 2);
+    lc_net_tcp.close_recv(pair.recv);
+    lc_net_tcp.fini(ctx);
+}
+
 enum {
     COMMS = 64,
     WAYS = 4, /* each way of a communicator */
@@ -1057,6 +1159,7 @@ int main(int argc, char **argv)
     } else if (strcmp(what, "leaving") == 0) {
         last_messages_come_to_a_slow_receiver(false);
         last_messages_come_to_a_slow_receiver(true);
+        who_leaves_hears_from_a_receiver_that_waits_for_more();
     } else if (strcmp(what, "deadline") == 0) {
         begin();
         keep_what_is_said();
@@ -1071,6 +1174,8 @@ int main(int argc, char **argv)
         what_is_not_used_needs_no_socket();
         what_was_closed_meanwhile_is_an_error(true);
         what_was_closed_meanwhile_is_an_error(false);
+        what_ends_meanwhile_comes_back();
+        who_cannot_call_keeps_its_socket();
     } else if (strcmp(what, "many") == 0) {
         communicators_cost_what_is_used_of_them();
     } else if (strcmp(what, "limit") == 0) {

@@ -501,6 +501,7 @@ int conn_take_control(struct lane *lane, const struct lc_tcp_frame *f, const uns
     if (!err && f->size > conn->credit)
         conn->credit = f->size;
     redo = conn->n_redo > 0;
+    park_refused(conn);
     conn_unlock(conn);
     if (atomic_load(&conn->leaving))
         engine_wake();
@@ -1016,7 +1017,8 @@ int conn_park(struct lane *lane)
 
     conn_lock(conn);
     agreed = park_agree(conn);
-    conn_unlock_unchanged(conn);
+    conn->dirty |= !agreed;
+    conn_unlock(conn);
     for (int i = 0; i < conn->n_lanes && agreed; i++)
         lane_kick(&conn->lanes[i], 1);
     return 0;
@@ -1088,19 +1090,23 @@ void conn_fill_batch(struct lane *lane)
 {
     struct conn *conn = lane->conn;
     uint64_t cut;
+    bool lost;
 
     conn_lock(conn);
     cut = conn->cut;
+    lost = conn->sends && has_lost(conn);
     lane->iov_at = lane->iov_n = 0;
     lane->n_short = 0;
     lane->oldest = UINT64_MAX;
-    if (conn->error)
+    /* Who leaves waits for what has come, though this one waits in vain for more. */
+    if (conn->error && !(conn->told && conn->peer_leaving))
         fill_error(lane);
     else if (conn->sends)
         fill_sender(lane);
     else
         fill_receiver(lane);
-    lane->owes = conn->sends && has_lost(conn);
+    /* Also while what is sent again goes in part: its caller may have gone. */
+    lane->owes = lost || (conn->sends && has_lost(conn));
     lane->idle = lane->iov_n == 0;
     /* With several rails it depends on the time, too. */
     lane->rests = lane->idle && conn->n_rails <= 1;

@@ -37,9 +37,10 @@ bool park_look(struct conn *conn, int64_t now, int64_t *next)
     return true;
 }
 
+/* Not while a dial is on its way, perhaps for a socket that was lost meanwhile: see park_end. */
 bool park_take_question(struct conn *conn)
 {
-    if (conn->parking != PARK_DUE || conn->posted)
+    if (conn->parking != PARK_DUE || conn->posted || !has_all(conn))
         return false;
     conn->parking = PARK_ASKED;
     return true;
@@ -81,15 +82,26 @@ bool park_lost(struct conn *conn)
     return true;
 }
 
+/* Some sockets may have ended, and others not yet. Since it asked, a sender has dialled for none. */
 bool park_end(struct conn *conn)
 {
-    bool parked = conn->parking == PARKED;
+    bool asked = conn->parking == PARK_ASKED || conn->parking == PARKED;
+    bool missing = asked && (conn->sends ? !has_all(conn) : conn->n_up == 0);
 
     conn->parking = PARK_OVER;
-    if (!parked)
+    if (!missing)
         return false;
-    conn->down_since = conn->next_probe = lc_now_ns();
-    for (int i = 0; i < conn->n_lanes && conn->sends; i++)
-        conn->lanes[i].next_dial = i == 0 || conn->wide ? 0 : INT64_MAX;
+    if (conn->n_up == 0)
+        conn->down_since = conn->next_probe = lc_now_ns();
+    for (int i = 0; i < conn->n_lanes && conn->sends; i++) {
+        if (!conn->lanes[i].up && (i == 0 || conn->wide))
+            conn->lanes[i].next_dial = 0;
+    }
     return true;
+}
+
+void park_refused(struct conn *conn)
+{
+    if (conn->parking == PARK_ASKED)
+        conn->parking = PARK_OVER;
 }

@@ -493,9 +493,11 @@ void park_attached(struct conn *conn); /* a lane has a socket */
 /* True: some lane is to be moved, so that it asks; else `next`, if it may be later. */
 bool park_look(struct conn *conn, int64_t now, int64_t *next);
 bool park_take_question(struct conn *conn); /* a PARK is to be sent now, once */
-bool park_agree(
-    struct conn *conn); /* a PARK has come; true: the lanes end, which have to be moved */
-bool park_lost(struct conn *conn); /* a socket has ended; true: as it should */
+/* A PARK has come; true: the lanes end, which have to be moved. Else the sender is to hear of it, so that it comes back when a
+ * socket breaks. */
+bool park_agree(struct conn *conn);
+void park_refused(struct conn *conn); /* sender: a CONTROL has come, and who agrees says nothing */
+bool park_lost(struct conn *conn);    /* a socket has ended; true: as it should */
 bool park_end(
     struct conn
         *conn); /* it is used; true: sockets are needed, and the service thread knows nothing yet */
