@@ -311,6 +311,7 @@ struct lk_norm_linear_backward {
     float *dgamma, *dbeta;  /* hidden; NULL: not wanted */
 };
 
+/* To be asked for each shape: fewer rows may need more, since what they leave room for is made beside products. */
 size_t lk_norm_linear_workspace_bytes(const struct lk_blas *blas,
                                       const struct lk_norm_linear *block,
                                       const struct lk_norm_linear_backward *backward,

@@ -19,6 +19,7 @@
 struct root {
     struct lc_topo *topo;
     char version[16];
+    bool no_nodes; /* the machine has no nodeset */
 };
 
 static int take_version(void *arg, int line, const char *name, const char *value)
@@ -32,7 +33,7 @@ static int take_version(void *arg, int line, const char *name, const char *value
 
 struct object {
     char type[24];
-    bool cpuset, complete_cpuset;
+    bool cpuset, complete_cpuset, nodeset, complete_nodeset;
 };
 
 /* As hwloc writes it: 0x00000003 or 0xf,0xffffffff. */
@@ -51,24 +52,47 @@ static int take_attribute(void *arg, int line, const char *name, const char *val
         (void)snprintf(object->type, sizeof(object->type), "%s", value);
     object->cpuset |= strcmp(name, "cpuset") == 0 && is_set(value);
     object->complete_cpuset |= strcmp(name, "complete_cpuset") == 0 && is_set(value);
+    object->nodeset |= strcmp(name, "nodeset") == 0;
+    object->complete_nodeset |= strcmp(name, "complete_nodeset") == 0 && is_set(value);
     return 0;
 }
 
-/* hwloc reads through a NULL pointer where an object of processors or memory lacks one of them, which it always writes. */
-static int take_object(struct lc_topo *topo, struct lc_xml *xml, int line)
+/* hwloc reads through a NULL pointer where an object of processors or memory lacks a set of processors, which it always writes,
+ * or has a nodeset without the complete one, or below a machine that has none, which it never writes. */
+static int check_sets(struct root *root, const struct object *object, int line, int depth)
+{
+    const char *type = object->type[0] ? object->type : "without type";
+
+    if (!object->cpuset || !object->complete_cpuset)
+        return lc_topo_fail(root->topo, EINVAL, line,
+                            "an object (%s) without cpuset and complete_cpuset", type);
+    if (object->nodeset && !object->complete_nodeset)
+        return lc_topo_fail(root->topo, EINVAL, line,
+                            "an object (%s) with nodeset, but no complete_nodeset", type);
+    if (depth == 1)
+        root->no_nodes = !object->nodeset;
+    if (object->nodeset && root->no_nodes)
+        return lc_topo_fail(root->topo, EINVAL, line,
+                            "an object (%s) with nodeset in a machine without", type);
+    return 0;
+}
+
+/* It also ends the process where the whole is no machine. */
+static int take_object(struct root *root, struct lc_xml *xml, int line, int depth)
 {
     static const char *const without[] = { "Bridge", "PCIDev", "OSDev", "Misc" };
     struct object object = { 0 };
     int err = lc_xml_attributes(xml, take_attribute, &object);
 
+    if (!err && depth == 1 && strcmp(object.type, "Machine") != 0 &&
+        strcmp(object.type, "System") != 0)
+        err = lc_topo_fail(root->topo, EINVAL, line, "the first object is no Machine (%s)",
+                           object.type);
     for (size_t i = 0; i < sizeof(without) / sizeof(*without); i++) {
         if (strcmp(object.type, without[i]) == 0)
             return err;
     }
-    if (!err && !(object.cpuset && object.complete_cpuset))
-        err = lc_topo_fail(topo, EINVAL, line, "an object (%s) without cpuset and complete_cpuset",
-                           object.type[0] ? object.type : "without type");
-    return err;
+    return err ? err : check_sets(root, &object, line, depth);
 }
 
 /* hwloc itself would say no more than that it failed. */
@@ -79,7 +103,7 @@ static int take_element(void *arg, struct lc_xml *xml, int line, int depth, cons
     int err;
 
     if (depth > 0)
-        return strcmp(tag, "object") == 0 ? take_object(root->topo, xml, line) : 0;
+        return strcmp(tag, "object") == 0 ? take_object(root, xml, line, depth) : 0;
     err = lc_xml_attributes(xml, take_version, root);
     if (!err && strtol(root->version, NULL, 10) > (long)(api >> 16))
         err = lc_topo_fail(

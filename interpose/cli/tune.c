@@ -917,13 +917,15 @@ static int begin(struct tuning *t)
     return lc_tune_check_out(out, r);
 }
 
-/* For --explain. */
-static void keep_figures(const struct tuning *t)
+/* For --explain. What an older profile was made of says nothing of this one. */
+static void keep_figures(const struct tuning *t, bool complete)
 {
     char kept[PATH_MAX];
 
     lc_tune_figures_path(t->options->out, t->results.ranks, t->results.nodes, kept);
-    if (rename(t->part, kept) != 0) /* it was written a moment ago, beside the profile */
+    if (!complete)
+        (void)unlink(kept);
+    else if (rename(t->part, kept) != 0) /* it was written a moment ago, beside the profile */
         lc_cli_say("tune: cannot keep %s: %s", kept, strerror(errno));
 }
 
@@ -936,8 +938,7 @@ static void finish(struct tuning *t, const struct lc_tune_rule *rules, int n)
         lc_tune_print_json(&t->results, &summary);
     else
         lc_tune_print_summary(&t->results, &summary);
-    if (summary.open == 0)
-        keep_figures(t);
+    keep_figures(t, summary.open == 0);
 }
 
 static int tune(const struct options *options)

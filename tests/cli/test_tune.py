@@ -287,6 +287,14 @@ class Tune(CliTest):
             self.assertEqual([line[5:] for line in self.lines("p.part") if line.startswith("done ")], done)
             self.assertIn(" of %d ways were not tried" % len(self.steps), result.stdout)
 
+    def test_figures_of_an_older_profile_do_not_stay_beside_a_newer_one(self):
+        self.tune_some({"nccl all-reduce tree ll 0": {"4096": WIN, "else": WIN}}, "--only", "nccl")
+        self.assertTrue(os.path.exists(self.path("p.2x1.figures")))
+        self.write("p.part", PART + "4096 1 1 1\ndone again all-reduce\n4096 1.5 1.4 1.6\ndone nccl all-reduce tree ll 0\n")
+        self.assertIn("were not tried", self.tune("--resume", "--only", "nccl", "--time", "0").stdout)
+        self.assertEqual(self.rules(), ["nccl all-reduce 2 1 4096 4097 tree ll 0"])
+        self.assertFalse(os.path.exists(self.path("p.2x1.figures")))
+
     def test_figures_of_each_job_are_kept_where_that_is_asked_for(self):
         self.world({"nccl all-reduce tree ll 0": {"1024": WIN}})
         for args, kept in (((), []), (("--keep",), [1, 2]), (("--keep",), [1, 2, 3, 4])):

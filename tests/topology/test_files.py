@@ -112,6 +112,18 @@ class Files(TopoTest):
             end = text.index('"', at + len(set_of) + 3) + 1
             line = self.refusal(self.write("set.xml", text[:at] + (' %s="%s"' % (set_of, value) if value is not None else "") + text[end:]))
             self.assertIn("set.xml:%d: an object (L2Cache) without cpuset and complete_cpuset" % (text[:at].count("\n") + 1), line)
+        for kind in ("Machine", "NUMANode", "PU"):
+            at = text.index(' complete_nodeset="', text.index('type="%s"' % kind))
+            end = text.index('"', at + len(' complete_nodeset="')) + 1
+            line = self.refusal(self.write("nodes.xml", text[:at] + text[end:]))
+            self.assertIn("an object (%s) with nodeset, but no complete_nodeset" % kind, line)
+        sets = 'cpuset="0x1" complete_cpuset="0x1"'
+        line = self.refusal(self.write("old.xml", """<topology><object type="Machine" %s>
+<object type="NUMANode" os_index="0" %s nodeset="0x1" complete_nodeset="0x1"/></object></topology>""" % (sets, sets)))
+        self.assertIn("old.xml:2: an object (NUMANode) with nodeset in a machine without", line)
+        for kind in ("MemCache", "Misc"):
+            line = self.refusal(self.write("first.xml", text.replace('<object type="Machine"', '<object type="%s"' % kind, 1)))
+            self.assertIn("the first object is no Machine (%s)" % kind, line)
         odd = text.replace('complete_cpuset="0x02000000"', 'complete_cpuset="%s"' % ("a" * 5000))
         self.assertLessEqual(call("topo", "--input", str(self.write("order.xml", odd))).stderr.count("\n"), 1)  # hwloc would complain at length
         self.refusal(self.write("empty.xml", '<topology version="2.0"></topology>'))
