@@ -163,6 +163,26 @@ static bool usable(const struct ifaddrs *ifa, int family)
            !IN6_IS_ADDR_LOOPBACK(&((struct sockaddr_in6 *)ifa->ifa_addr)->sin6_addr);
 }
 
+/* An address of IPv6 belongs to the interface before one may use it: until its network has been asked whether somebody
+ * else has it (RFC 4862, 5.4), and for ever if somebody has. What cannot be tried counts as one to use. */
+static bool may_be_bound(const struct ifaddrs *ifa)
+{
+    struct sockaddr_in6 address;
+    bool refused;
+    int fd;
+
+    if (ifa->ifa_addr->sa_family != AF_INET6)
+        return true;
+    memcpy(&address, ifa->ifa_addr, sizeof(address));
+    address.sin6_port = 0;
+    fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return true;
+    refused = bind(fd, (struct sockaddr *)&address, sizeof(address)) != 0 && errno == EADDRNOTAVAIL;
+    close(fd);
+    return !refused;
+}
+
 struct search {
     struct ifaddrs *all;
     int family; /* 0: any */
@@ -176,7 +196,11 @@ static int add(struct search *s, const struct ifaddrs *ifa)
 {
     for (int i = 0; i < s->n; i++) {
         if (strncmp(s->found[i].name, ifa->ifa_name, IF_NAMESIZE) == 0)
-            return 0; /* the first address of an interface counts */
+            return 0; /* the first address of an interface that can be used counts */
+    }
+    if (!may_be_bound(ifa)) {
+        lc_info("an address of %s is left out: it may not be used (yet)", ifa->ifa_name);
+        return 0;
     }
     if (s->n == s->room) {
         int room = s->room ? 2 * s->room : 8;
@@ -262,8 +286,12 @@ static int search_network(struct search *s, const char *comm_id)
     if (!parse_comm_id(comm_id, &address))
         return 0;
     for (struct ifaddrs *ifa = s->all; ifa; ifa = ifa->ifa_next) {
+        int err = 0;
+
         if (usable(ifa, 0) && same_network(ifa->ifa_netmask, ifa->ifa_addr, &address))
-            return add(s, ifa);
+            err = add(s, ifa);
+        if (err || s->n)
+            return err;
     }
     return 0;
 }
@@ -284,8 +312,10 @@ static int search_by_rules(struct search *s)
     if (names && strlen(names) > 1) {
         err = search_names(s, names);
         if (!err && s->n == 0)
-            lc_warn_once("NCCL_SOCKET_IFNAME is '%.100s', and no interface that runs%s is named so",
-                         names, s->family ? " with an address of NCCL_SOCKET_FAMILY" : "");
+            lc_warn_once(
+                "NCCL_SOCKET_IFNAME is '%.100s', and no interface that runs and has an address%s "
+                "to use is named so",
+                names, s->family ? " of NCCL_SOCKET_FAMILY" : "");
         return err;
     }
     err = search_names(s, "ib");
