@@ -2,10 +2,12 @@
 #include "common/output.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdbool.h>
-#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -85,4 +87,76 @@ const char *lc_output_bytes(uint64_t bytes, char out[LC_OUTPUT_BYTES])
         value /= 1024;
     (void)snprintf(out, LC_OUTPUT_BYTES, unit ? "%.1f %s" : "%.0f %s", value, units[unit]);
     return out;
+}
+
+static int open_stream(const char *path, int flags, FILE **out)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOCTTY | flags, 0666);
+    int err;
+
+    if (fd < 0)
+        return -errno;
+    *out = fdopen(fd, "w");
+    if (*out)
+        return 0;
+    err = -errno;
+    close(fd);
+    return err;
+}
+
+int lc_output_open(struct lc_output_file *file, const char *path)
+{
+    struct lc_output_file mine = { .path = path };
+    struct stat st;
+    int err;
+
+    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode))
+        return S_ISDIR(st.st_mode) ? -EISDIR : -ENXIO;
+    if (asprintf(&mine.temporary, "%s.tmp%d", path, (int)getpid()) < 0)
+        return -ENOMEM;
+    /* There may be one of a process that had our number and is gone, or a link that waits for us. */
+    (void)unlink(mine.temporary);
+    err = open_stream(mine.temporary, O_EXCL | O_NOFOLLOW, &mine.out);
+    if (err)
+        free(mine.temporary);
+    else
+        *file = mine;
+    return err;
+}
+
+int lc_output_close(struct lc_output_file *file, bool keep)
+{
+    int err = 0;
+
+    if (!file->out)
+        return 0;
+    if (ferror(file->out))
+        err = -EIO;
+    if (fclose(file->out) != 0 && !err)
+        err = -errno;
+    if (!err && keep && rename(file->temporary, file->path) != 0)
+        err = -errno;
+    if (err || !keep)
+        (void)unlink(file->temporary);
+    free(file->temporary);
+    *file = (struct lc_output_file){ 0 };
+    return err;
+}
+
+int lc_output_open_in_place(const char *path, FILE **out)
+{
+    FILE *file = NULL;
+    int err = open_stream(path, O_TRUNC | O_NONBLOCK, &file);
+    int flags;
+
+    if (err)
+        return err;
+    flags = fcntl(fileno(file), F_GETFL);
+    if (flags < 0 || fcntl(fileno(file), F_SETFL, flags & ~O_NONBLOCK) != 0) {
+        err = -errno;
+        (void)fclose(file);
+        return err;
+    }
+    *out = file;
+    return 0;
 }
