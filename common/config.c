@@ -2,6 +2,7 @@
 #include "common/config.h"
 
 #include "common/cleanup.h"
+#include "common/input.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -12,7 +13,6 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/auxv.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define PREFIX     "LOONGCOMM_"
@@ -277,39 +277,6 @@ static void read_lines(struct source *src, const char *text, size_t size)
     }
 }
 
-/* A regular file of at most FILE_MAX bytes without NUL; a pipe or a device must not block the job. */
-static int slurp(const char *path, char *text, size_t *size)
-{
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-    struct stat st;
-    size_t have = 0;
-    int err = 0;
-
-    if (fd < 0)
-        return -errno;
-    if (fstat(fd, &st) != 0)
-        err = -errno;
-    else if (!S_ISREG(st.st_mode))
-        err = -EINVAL;
-    while (!err && have <= FILE_MAX) {
-        ssize_t got = read(fd, text + have, FILE_MAX + 1 - have);
-
-        if (got < 0 && errno != EINTR)
-            err = -errno;
-        if (got == 0)
-            break;
-        if (got > 0)
-            have += (size_t)got;
-    }
-    close(fd);
-    if (!err && have > FILE_MAX)
-        err = -EFBIG;
-    if (!err && memchr(text, '\0', have))
-        err = -EILSEQ;
-    *size = have;
-    return err;
-}
-
 static void read_file(struct source *src)
 {
     int index = find("CONFIG", strlen("CONFIG"));
@@ -320,13 +287,14 @@ static void read_file(struct source *src)
     if (!src->text[index] || !*src->text[index])
         return;
     src->file = src->text[index];
-    text = malloc(FILE_MAX + 1);
-    err = text ? slurp(src->file, text, &size) : -ENOMEM;
+    err = lc_input_read(AT_FDCWD, src->file, 0, FILE_MAX, &text, &size);
+    if (!err && memchr(text, '\0', size))
+        err = -EILSEQ;
     if (err)
         COMPLAIN(src,
                  PREFIX
                  "CONFIG: cannot use %s (%s): a text file of at most 64 KB is accepted; ignored",
-                 src->file, strerror(-err));
+                 src->file, lc_input_why(err));
     else
         read_lines(src, text, size);
 }

@@ -2,6 +2,7 @@
 #include "common/profile.h"
 
 #include "common/cleanup.h"
+#include "common/input.h"
 #include "common/log.h"
 
 #include <dirent.h>
@@ -336,36 +337,17 @@ struct lc_profile *lc_profile_parse(const char *name, const char *text, size_t s
     return p.out;
 }
 
-static void close_fd(int *fd)
-{
-    if (*fd >= 0)
-        close(*fd);
-}
-
 struct lc_profile *lc_profile_load(const char *path)
 {
-    __attribute__((cleanup(close_fd))) int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    lc_autofree char *text = malloc(LC_PROFILE_FILE_MAX + 1);
+    lc_autofree char *text = NULL;
     size_t size = 0;
-    ssize_t got = 1;
+    int err = lc_input_read(AT_FDCWD, path, 0, LC_PROFILE_FILE_MAX, &text, &size);
 
-    if (fd < 0 || !text) {
-        lc_warn("profile %s cannot be opened (%s); none is used", path, strerror(errno));
-        return NULL;
-    }
-    while (got > 0 && size <= LC_PROFILE_FILE_MAX) {
-        got = read(fd, text + size, LC_PROFILE_FILE_MAX + 1 - size);
-        if (got < 0 && errno == EINTR)
-            got = 1;
-        else if (got > 0)
-            size += (size_t)got;
-    }
-    if (got < 0 || size > LC_PROFILE_FILE_MAX) {
-        lc_warn("profile %s: %s; it is not used", path,
-                got < 0 ? strerror(errno) : "accepted are files of up to 1 MiB");
-        return NULL;
-    }
-    return lc_profile_parse(path, text, size);
+    if (!err)
+        return lc_profile_parse(path, text, size);
+    lc_warn("profile %s: %s; accepted are files of up to 1 MiB; it is not used", path,
+            lc_input_why(err));
+    return NULL;
 }
 
 /* Rules are few for one place and sorted; the last that begins at or below `bytes` may hold it. */

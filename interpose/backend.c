@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "interpose/backend.h"
 
+#include "common/input.h"
 #include "common/log.h"
 #include "interpose/machine.h"
 #include "interpose/policy.h"
@@ -71,14 +72,21 @@ static void *open_beside(const char *name)
     return lib;
 }
 
-/* "auto": the one that fits, else a path. */
-static void *open_kernels(bool host)
+/* "auto": the one that fits, else a path. NULL, and `why` (NULL: nothing to say). */
+static void *open_kernels(bool host, const char **why)
 {
     const char *wanted = lc_process_config()->kernels;
+    void *library;
 
+    *why = "it is no regular file";
+    if (!lc_input_is_loadable(wanted))
+        return NULL;
     if (strcmp(wanted, "auto") != 0)
-        return dlopen(wanted, RTLD_NOW | RTLD_LOCAL);
-    return open_beside(host ? "libloongkernels-host.so" : "libloongkernels.so");
+        library = dlopen(wanted, RTLD_NOW | RTLD_LOCAL);
+    else
+        library = open_beside(host ? "libloongkernels-host.so" : "libloongkernels.so");
+    *why = library ? "its interface is another one" : dlerror();
+    return library;
 }
 
 static bool set(struct lc_backend *backend, size_t offset, void *addr)
@@ -164,12 +172,11 @@ static const struct lc_backend *make(void)
 {
     const struct lc_config *config = lc_process_config();
     void *rig = open_rig();
-    void *kernels = open_kernels(rig != NULL);
+    const char *why;
+    void *kernels = open_kernels(rig != NULL, &why);
     struct lc_backend *backend = calloc(1, sizeof(*backend));
 
     if (!kernels || !backend || !fill(backend, kernels, rig) || (rig && !bind_rig(kernels, rig))) {
-        const char *why = kernels ? "its interface is another one" : dlerror();
-
         /* Without device code in the build that is how it is; whoever asked for more hears of it. */
         if (!kernels && strcmp(config->kernels, "auto") == 0 &&
             config->allreduce_wire == LC_WIRE_DATA)

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "perf/bench.h"
+
+#include "common/input.h"
 #include "perf/net/net.h"
 
 #include <errno.h>
@@ -28,6 +30,10 @@ static int find_library(struct lc_bench_options *options, char *path)
         if (!realpath(options->library, path)) {
             fprintf(stderr, "loongcomm-bench: --lib %s: %s\n", options->library, strerror(errno));
             return -ENOENT;
+        }
+        if (!lc_input_is_loadable(path)) {
+            fprintf(stderr, "loongcomm-bench: --lib %s: it is no regular file\n", options->library);
+            return -EINVAL;
         }
         options->library = path;
         return 0;

@@ -3,6 +3,7 @@
 
 #include "common/cleanup.h"
 #include "common/config.h"
+#include "common/input.h"
 #include "perf/bench.h"
 
 #include <errno.h>
@@ -10,49 +11,27 @@
 #include <string.h>
 #include <unistd.h>
 
-int lc_bench_file_open(struct lc_bench_file *file, const char *path)
+static int say(int err, const char *path)
 {
-    int err;
-
-    *file = (struct lc_bench_file){ .path = path };
-    if (!path)
-        return 0;
-    if (asprintf(&file->temporary, "%s.tmp%d", path, (int)getpid()) < 0) {
-        file->temporary = NULL;
-        return -ENOMEM;
-    }
-    file->out = fopen(file->temporary, "we");
-    if (file->out)
-        return 0;
-    err = -errno;
-    fprintf(stderr, "loongcomm-bench: cannot write %s: %s\n", path, strerror(-err));
-    free(file->temporary);
-    *file = (struct lc_bench_file){ 0 };
+    if (err)
+        fprintf(stderr, "loongcomm-bench: cannot write %s: %s\n", path, lc_input_why(err));
     return err;
 }
 
-int lc_bench_file_close(struct lc_bench_file *file, bool keep)
+int lc_bench_file_open(struct lc_output_file *file, const char *path)
 {
-    int err = 0;
-
-    if (file->out) {
-        if (ferror(file->out))
-            err = -EIO;
-        if (fclose(file->out))
-            err = -errno;
-        if (!err && keep && rename(file->temporary, file->path))
-            err = -errno;
-        if (err)
-            fprintf(stderr, "loongcomm-bench: cannot write %s: %s\n", file->path, strerror(-err));
-        if (err || !keep)
-            unlink(file->temporary);
-    }
-    free(file->temporary);
-    *file = (struct lc_bench_file){ 0 };
-    return err;
+    *file = (struct lc_output_file){ 0 };
+    return path ? say(lc_output_open(file, path), path) : 0;
 }
 
-int lc_bench_file_close_json(struct lc_bench_file *file, struct lc_json *json, int open,
+int lc_bench_file_close(struct lc_output_file *file, bool keep)
+{
+    const char *path = file->path;
+
+    return say(lc_output_close(file, keep), path);
+}
+
+int lc_bench_file_close_json(struct lc_output_file *file, struct lc_json *json, int open,
                              bool complete)
 {
     int err = 0;

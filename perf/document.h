@@ -6,25 +6,20 @@
 #define LC_PERF_DOCUMENT_H
 
 #include "common/json.h"
+#include "common/output.h"
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
 
-struct lc_bench_file {
-    const char *path; /* where it is to appear */
-    char *temporary;
-    FILE *out; /* NULL: none is wanted */
-};
-
 /* `path` NULL: none is wanted. 0, or -errno after a line on stderr. */
-int lc_bench_file_open(struct lc_bench_file *file, const char *path);
+int lc_bench_file_open(struct lc_output_file *file, const char *path);
 
 /* Without `keep` it goes. Also of one that was not opened. */
-int lc_bench_file_close(struct lc_bench_file *file, bool keep);
+int lc_bench_file_close(struct lc_output_file *file, bool keep);
 
 /* Ends a document and its file, the latter only if it is `complete`; `open`: objects and lists that are. */
-int lc_bench_file_close_json(struct lc_bench_file *file, struct lc_json *json, int open,
+int lc_bench_file_close_json(struct lc_output_file *file, struct lc_json *json, int open,
                              bool complete);
 
 struct lc_bench_figures {

@@ -11,8 +11,8 @@
 
 struct lc_bench_output {
     const struct lc_bench *bench;
-    struct lc_bench_file json_file;
-    struct lc_bench_file csv_file;
+    struct lc_output_file json_file;
+    struct lc_output_file csv_file;
     struct lc_json json;
     bool progress; /* a line on stderr is to be wiped */
 };

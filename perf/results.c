@@ -3,8 +3,10 @@
 
 #ifdef LC_HAVE_CJSON
 #include "common/cleanup.h"
+#include "common/input.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,35 +31,6 @@ static int refuse(const char *path, const char *why)
 {
     fprintf(stderr, "loongcomm-bench: %s: %s\n", path, why);
     return -EINVAL;
-}
-
-static int read_file(const char *path, char **out, size_t *out_size)
-{
-    lc_autofclose FILE *in = fopen(path, "re");
-    size_t size = 0;
-    size_t room = 1 << 16;
-    lc_autofree char *text = malloc(room);
-
-    if (!in || !text)
-        return refuse(path, in ? "out of memory" : strerror(errno));
-    while (!feof(in) && !ferror(in)) {
-        size += fread(text + size, 1, room - 1 - size, in);
-        if (size + 1 == room) {
-            char *larger = room < MAX_FILE ? realloc(text, room * 2) : NULL;
-
-            if (!larger)
-                return refuse(path, "too large");
-            text = larger;
-            room *= 2;
-        }
-    }
-    if (ferror(in))
-        return refuse(path, "cannot be read");
-    text[size] = '\0';
-    *out = text;
-    *out_size = size;
-    text = NULL;
-    return 0;
 }
 
 static const char *get_text(const cJSON *object, const char *key)
@@ -181,10 +154,12 @@ int lc_results_load(const char *path, struct lc_results *out)
     const char *schema;
     const char *end;
     size_t size;
+    int err;
 
     out->path = path;
-    if (read_file(path, &text, &size))
-        return -EINVAL;
+    err = lc_input_read(AT_FDCWD, path, 0, MAX_FILE, &text, &size);
+    if (err)
+        return refuse(path, lc_input_why(err));
     if (memchr(text, '\0', size)) /* blank to cJSON */
         return refuse(path, "not a JSON document");
     out->root = cJSON_ParseWithLengthOpts(text, size + 1, &end, true);

@@ -14,7 +14,7 @@
 
 struct lc_ways_output {
     const struct lc_ways_job *job;
-    struct lc_bench_file file;
+    struct lc_output_file file;
     struct lc_json json;
 };
 

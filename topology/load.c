@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/cleanup.h"
+#include "common/input.h"
 #include "topology/topo_internal.h"
 #include "topology/xml.h"
 
@@ -7,8 +8,6 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #define STOP 1 /* ends the look at the root element */
 
@@ -68,53 +67,22 @@ int lc_topo_load_text(const char *text, size_t size, const char *name, struct lc
     return topo ? finish(topo, read_text(topo, text, size), out) : -ENOMEM;
 }
 
-static int read_whole(const struct lc_topo *topo, int fd, char *text, size_t *size)
-{
-    ssize_t got = 1;
-
-    *size = 0;
-    while (got != 0 && *size <= LC_TOPO_MAX_FILE) {
-        got = read(fd, text + *size, LC_TOPO_MAX_FILE + 1 - *size);
-        if (got < 0 && errno != EINTR)
-            return lc_topo_fail(topo, errno, 0, "cannot be read: %s", strerror(errno));
-        *size += got > 0 ? (size_t)got : 0;
-    }
-    if (*size > LC_TOPO_MAX_FILE)
-        return lc_topo_fail(topo, EFBIG, 0, "larger than %zu MiB", LC_TOPO_MAX_FILE >> 20);
-    return 0;
-}
-
-static int read_file(struct lc_topo *topo, int fd)
-{
-    lc_autofree char *text = malloc(LC_TOPO_MAX_FILE + 1);
-    size_t size;
-    int err;
-
-    if (!text)
-        return lc_topo_fail(topo, ENOMEM, 0, "no memory");
-    err = read_whole(topo, fd, text, &size);
-    if (!err && size == 0)
-        err = lc_topo_fail(topo, EINVAL, 0, "empty");
-    return err ? err : read_text(topo, text, size);
-}
-
 static int read_path(struct lc_topo *topo, const char *path)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-    struct stat st;
-    int err;
+    lc_autofree char *text = NULL;
+    size_t size;
+    int err = lc_input_read(AT_FDCWD, path, 0, LC_TOPO_MAX_FILE, &text, &size);
 
-    if (fd < 0 || fstat(fd, &st) != 0)
-        err = lc_topo_fail(topo, errno, 0, "%s", strerror(errno));
-    else if (S_ISDIR(st.st_mode))
-        err = lc_topo_read_sysfs(topo, path, false);
-    else if (!S_ISREG(st.st_mode))
-        err = lc_topo_fail(topo, EINVAL, 0, "neither a file nor a folder");
-    else
-        err = read_file(topo, fd);
-    if (fd >= 0)
-        close(fd);
-    return err;
+    switch (err) {
+    case 0: break;
+    case -EISDIR: return lc_topo_read_sysfs(topo, path, false);
+    case -ENXIO: return lc_topo_fail(topo, EINVAL, 0, "neither a file nor a folder");
+    case -EFBIG: return lc_topo_fail(topo, EFBIG, 0, "larger than %zu MiB", LC_TOPO_MAX_FILE >> 20);
+    default: return lc_topo_fail(topo, -err, 0, "%s", lc_input_why(err));
+    }
+    if (size == 0)
+        return lc_topo_fail(topo, EINVAL, 0, "empty");
+    return read_text(topo, text, size);
 }
 
 static int load(const char *path, bool as_nccl, struct lc_topo **out, char *error,

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "topology/root.h"
 
+#include "common/input.h"
+
 #include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
@@ -11,7 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -51,10 +52,22 @@ __attribute__((format(printf, 3, 0))) static int open_named(const struct lc_root
     return open_below(root, path, flags);
 }
 
+/* Takes `fd`. Files of sysfs come whole. */
+static ssize_t read_once(int fd, void *out, size_t size)
+{
+    ssize_t got = lc_input_check(fd);
+
+    if (!got) {
+        got = read(fd, out, size);
+        got = got < 0 ? -errno : got;
+    }
+    close(fd);
+    return got;
+}
+
 int lc_root_text(const struct lc_root *root, char *out, size_t size, const char *fmt, ...)
 {
-    struct stat st;
-    ssize_t got = -1;
+    ssize_t got;
     va_list ap;
     int fd;
 
@@ -64,13 +77,7 @@ int lc_root_text(const struct lc_root *root, char *out, size_t size, const char 
     va_end(ap);
     if (fd < 0)
         return -errno;
-    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode))
-        got = read(fd, out, size - 1); /* files of sysfs come whole */
-    else
-        errno = EINVAL;
-    if (got < 0)
-        got = -errno;
-    close(fd);
+    got = read_once(fd, out, size - 1);
     if (got < 0)
         return (int)got;
     while (got > 0 && isspace((unsigned char)out[got - 1]))
@@ -81,8 +88,6 @@ int lc_root_text(const struct lc_root *root, char *out, size_t size, const char 
 
 int lc_root_bytes(const struct lc_root *root, void *out, size_t size, const char *fmt, ...)
 {
-    ssize_t got = -1;
-    struct stat st;
     va_list ap;
     int fd;
 
@@ -91,13 +96,7 @@ int lc_root_bytes(const struct lc_root *root, void *out, size_t size, const char
     va_end(ap);
     if (fd < 0)
         return -errno;
-    errno = EINVAL;
-    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode))
-        got = read(fd, out, size);
-    if (got < 0)
-        got = -errno;
-    close(fd);
-    return (int)got;
+    return (int)read_once(fd, out, size);
 }
 
 int lc_root_link(const struct lc_root *root, char *out, size_t size, const char *fmt, ...)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/cleanup.h"
+#include "common/input.h"
 #include "interpose/cli/child.h"
 #include "interpose/cli/doctor.h"
 #include "interpose/cli/json_walk.h"
@@ -48,26 +49,14 @@ static void visit(const char *path, const char *value, void *arg)
     }
 }
 
-/* Whatever it is: a pipe or a folder does not block and is no report. */
-static bool read_whole(int folder, const char *name, char *text)
+static void add_report(int folder, const char *name, struct sum *sum)
 {
-    int fd = openat(folder, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    size_t have = 0;
-    ssize_t got = -1;
+    lc_autofree char *text = NULL;
+    size_t size;
 
-    if (fd < 0)
-        return false;
-    while (have < FILE_MAX && (got = read(fd, text + have, FILE_MAX - have)) > 0)
-        have += (size_t)got;
-    close(fd);
-    text[have] = '\0';
-    return got == 0;
-}
-
-static void add_report(int folder, const char *name, char *text, struct sum *sum)
-{
     sum->is_report = false;
-    if (read_whole(folder, name, text) && lc_cli_json_walk(text, visit, sum) == 0 && sum->is_report)
+    if (lc_input_read(folder, name, O_NOFOLLOW, FILE_MAX, &text, &size) == 0 &&
+        lc_cli_json_walk(text, visit, sum) == 0 && sum->is_report)
         sum->reports++;
     else
         sum->bad++;
@@ -76,16 +65,15 @@ static void add_report(int folder, const char *name, char *text, struct sum *sum
 /* Reads and removes what the processes left. */
 static void collect(const char *folder, struct sum *sum)
 {
-    lc_autofree char *text = malloc(FILE_MAX + 1);
     DIR *dir = opendir(folder);
     struct dirent *entry;
     size_t files = 0;
 
-    while (text && dir && (entry = readdir(dir))) {
+    while (dir && (entry = readdir(dir))) {
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
             continue;
         if (files++ < FILES_MAX)
-            add_report(dirfd(dir), entry->d_name, text, sum);
+            add_report(dirfd(dir), entry->d_name, sum);
         if (unlinkat(dirfd(dir), entry->d_name, 0) != 0)
             (void)unlinkat(dirfd(dir), entry->d_name, AT_REMOVEDIR);
     }

@@ -1,15 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/cleanup.h"
+#include "common/input.h"
 #include "interpose/cli/cli.h"
 #include "interpose/cli/doctor.h"
 
 #include <ctype.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+/* 0, or why no file can be read there. */
+static int unreadable(const char *path)
+{
+    int fd = lc_input_open(AT_FDCWD, path, 0);
+
+    if (fd < 0)
+        return fd;
+    close(fd);
+    return 0;
+}
 
 static void check_settings(struct lc_cli_doctor *doctor)
 {
@@ -17,6 +30,7 @@ static void check_settings(struct lc_cli_doctor *doctor)
     const struct lc_config *config = &settings->config;
     size_t given = 0;
     struct stat st;
+    int err;
 
     for (size_t i = 0; i < settings->count; i++)
         given += strcmp(settings->entry[i].origin, "default") != 0;
@@ -33,9 +47,10 @@ static void check_settings(struct lc_cli_doctor *doctor)
                     "LOONGCOMM_ENABLE is off: every call of a job goes straight to NCCL");
         lc_cli_remedy(&doctor->findings, "unset LOONGCOMM_ENABLE");
     }
-    if (*config->nccl && access(config->nccl, R_OK) != 0) {
+    err = *config->nccl ? unreadable(config->nccl) : 0;
+    if (err) {
         lc_cli_find(&doctor->findings, LC_CLI_WARNING, "setting-nccl",
-                    "LOONGCOMM_NCCL names %s: %s", config->nccl, strerror(errno));
+                    "LOONGCOMM_NCCL names %s: %s", config->nccl, lc_input_why(err));
         lc_cli_remedy(&doctor->findings, "give the path of the real libnccl.so.2, or unset it");
     }
     if (*config->dir &&
@@ -141,11 +156,13 @@ static void check_nccl_files(struct lc_cli_doctor *doctor)
 
     for (size_t i = 0; i < sizeof(files) / sizeof(*files); i++) {
         const char *path = getenv(files[i]);
+        int err = path && *path ? unreadable(path) : 0;
 
-        if (!path || !*path || access(path, R_OK) == 0)
+        if (!err)
             continue;
-        lc_cli_find(&doctor->findings, LC_CLI_WARNING, "nccl-file-missing",
-                    "%s names %s: %s; NCCL goes on without it", files[i], path, strerror(errno));
+        lc_cli_find(&doctor->findings, LC_CLI_WARNING, "nccl-file-missing", "%s names %s: %s; %s",
+                    files[i], path, lc_input_why(err),
+                    err == -ENXIO ? "NCCL may wait for it for ever" : "NCCL goes on without it");
         lc_cli_remedy(&doctor->findings, "correct or unset %s", files[i]);
     }
 }

@@ -2,6 +2,7 @@
 #include "interpose/cli/elf_symbol.h"
 
 #include "common/cleanup.h"
+#include "common/input.h"
 
 #include <elf.h>
 #include <errno.h>
@@ -108,11 +109,11 @@ static int search_file(int fd, const char *name, enum lc_cli_symbol *out)
 
 int lc_cli_elf_symbol(const char *path, const char *name, enum lc_cli_symbol *out)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    int fd = lc_input_open(AT_FDCWD, path, 0);
     int err;
 
     if (fd < 0)
-        return -errno;
+        return fd;
     err = search_file(fd, name, out);
     close(fd);
     return err;

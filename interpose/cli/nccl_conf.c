@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * NCCL's own files of NAME=value lines: what a user has set there is set. */
+#include "common/cleanup.h"
+#include "common/input.h"
 #include "interpose/cli/cli.h"
 #include "interpose/cli/topo_library.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
-#define MAX_LINES 1000
+#define MAX_BYTES ((size_t)1 << 20)
 #define MAX_KEPT  256
 
 static struct {
@@ -21,7 +24,7 @@ static void keep(char *line)
 {
     char *equals = strchr(line, '=');
 
-    line[strcspn(line, "\r\n")] = '\0';
+    line[strcspn(line, "\r")] = '\0';
     if (*line == '#' || !equals || kept_count == MAX_KEPT)
         return;
     *equals = '\0';
@@ -32,14 +35,16 @@ static void keep(char *line)
 
 static void read_file(const char *path)
 {
-    struct stat st;
-    FILE *file = stat(path, &st) == 0 && S_ISREG(st.st_mode) ? fopen(path, "re") : NULL;
-    char line[4096];
+    lc_autofree char *text = NULL;
+    size_t size;
+    int err = lc_input_read(AT_FDCWD, path, 0, MAX_BYTES, &text, &size);
+    char *rest = text;
+    char *line;
 
-    for (int i = 0; file && i < MAX_LINES && fgets(line, sizeof(line), file); i++)
+    if (err && err != -ENOENT)
+        lc_cli_say("settings for NCCL in %s are left out: %s", path, lc_input_why(err));
+    while ((line = strsep(&rest, "\n")))
         keep(line);
-    if (file)
-        (void)fclose(file);
 }
 
 static void read_files(void)

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "interpose/cli/plan.h"
 
+#include "common/input.h"
+#include "common/output.h"
 #include "interpose/cli/cli.h"
 #include "interpose/cli/topo_library.h"
 
@@ -54,13 +56,16 @@ static struct lc_topo *look(const struct lc_cli_topo_library *library, const cha
 static int write_file(const struct lc_cli_topo_library *library, const struct lc_topo *topo,
                       int64_t most_mbps, const char *path)
 {
-    FILE *out = fopen(path, "we");
-    int err = out ? library->write_nccl_slowed(topo, most_mbps, out) : -errno;
+    struct lc_output_file file = { 0 };
+    int err = lc_output_open(&file, path);
+    int close_err;
 
-    if (out && fclose(out) != 0 && !err)
-        err = -errno;
+    if (!err)
+        err = library->write_nccl_slowed(topo, most_mbps, file.out);
+    close_err = lc_output_close(&file, !err);
+    err = err ? err : close_err;
     if (err)
-        lc_cli_say("run: cannot write %s: %s", path, strerror(-err));
+        lc_cli_say("run: cannot write %s: %s", path, lc_input_why(err));
     return err;
 }
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/cleanup.h"
+#include "common/input.h"
 #include "common/output.h"
 #include "interpose/cli/cli.h"
 #include "interpose/cli/job.h"
@@ -10,8 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #define FILES_MAX 262144
 #define FILE_MAX  ((size_t)4 << 20)
@@ -27,40 +26,13 @@ static const char help[] =
     "exit codes: 0 nothing is wrong, 1 a rank lagged or differed, or a file is no whole report,\n"
     "2 wrong usage.\n";
 
-/* 0, -ELOOP for a link, -EFBIG, -EINVAL for what is no plain file, or another error. */
-static int read_whole(int folder, const char *name, char *text)
-{
-    int fd = openat(folder, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
-    struct stat st;
-    size_t have = 0;
-    ssize_t got = 1;
-    int err = 0;
-
-    if (fd < 0)
-        return -errno;
-    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode))
-        err = -EINVAL;
-    while (!err && got != 0 && have <= FILE_MAX) {
-        got = read(fd, text + have, FILE_MAX + 1 - have);
-        if (got < 0 && errno != EINTR)
-            err = -errno;
-        if (got > 0)
-            have += (size_t)got;
-    }
-    close(fd);
-    if (!err && have > FILE_MAX)
-        err = -EFBIG;
-    if (!err && memchr(text, '\0', have))
-        err = -EILSEQ;
-    text[err ? 0 : have] = '\0';
-    return err;
-}
-
 static const char *why(int err)
 {
     switch (err) {
     case -ELOOP: return "it is a link";
     case -EFBIG: return "it is larger than 4 MiB";
+    case -EISDIR: return "it is a folder";
+    case -ENXIO: return "it is no regular file";
     case -EINVAL: return "it is no whole report of this version";
     case -EILSEQ: return "it is no text";
     default: return strerror(-err);
@@ -87,28 +59,33 @@ static void say_bad(const char *name, int err, size_t bad)
         lc_cli_say("and more files");
 }
 
-static int read_folder(DIR *dir, struct lc_job *job, size_t *bad)
+static int add_report(int folder, const char *name, struct lc_job *job)
 {
-    lc_autofree char *text = malloc(FILE_MAX + 2);
+    lc_autofree char *text = NULL;
+    size_t size;
+    int err = lc_input_read(folder, name, O_NOFOLLOW, FILE_MAX, &text, &size);
+
+    if (!err && memchr(text, '\0', size))
+        err = -EILSEQ;
+    return err ? err : lc_job_add(job, text);
+}
+
+static void read_folder(DIR *dir, struct lc_job *job, size_t *bad)
+{
     struct dirent *entry;
     size_t files = 0;
 
-    if (!text)
-        return -ENOMEM;
     while (files < FILES_MAX && (entry = readdir(dir))) {
         int err;
 
         if (!is_report(entry->d_name))
             continue;
         files++;
-        err = read_whole(dirfd(dir), entry->d_name, text);
-        if (!err)
-            err = lc_job_add(job, text);
+        err = add_report(dirfd(dir), entry->d_name, job);
         if (err)
             say_bad(entry->d_name, err, ++*bad);
     }
     job->full |= files == FILES_MAX;
-    return 0;
 }
 
 static int show(struct lc_job *job, size_t bad, const char *folder, bool json)
@@ -131,17 +108,19 @@ static int report(const char *folder, bool json)
 {
     lc_autofree struct lc_job *job = calloc(1, sizeof(*job));
     DIR *dir = opendir(folder);
+    int err = dir ? 0 : -errno;
     int code = LC_CLI_FINDING;
     size_t bad = 0;
-    int err = -errno;
 
-    if (job && dir)
-        err = read_folder(dir, job, &bad);
+    if (!job)
+        err = -ENOMEM;
+    if (!err && dir)
+        read_folder(dir, job, &bad);
     if (dir)
         closedir(dir);
     if (err)
         lc_cli_say("cannot read %s: %s", folder, strerror(-err));
-    else if (job)
+    else
         code = show(job, bad, folder, json);
     if (job)
         lc_job_free(job);

@@ -2,6 +2,7 @@
  *
  * Shows a topology. The library that reads it needs hwloc and libxml2, so it is opened by this command alone. */
 #include "common/json.h"
+#include "common/output.h"
 #include "interpose/cli/cli.h"
 #include "interpose/cli/topo_library.h"
 
@@ -149,14 +150,17 @@ static bool is_stdout(const char *file)
 static int print_to(const struct lc_cli_topo_library *library, const struct lc_topo *topo,
                     const struct options *options, const char *file)
 {
-    FILE *out = is_stdout(file) ? stdout : fopen(file, "we");
-    int err = -errno;
+    FILE *out = stdout;
+    int err = is_stdout(file) ? 0 : lc_output_open_in_place(file, &out);
 
-    if (out)
+    if (err == -ENXIO) {
+        lc_cli_say("topo: cannot write %s: nobody reads it", file);
+        return err;
+    }
+    if (!err)
         err = file == options->svg ? library->print_svg(topo, out)
                                    : library->write_nccl_slowed(topo, options->most_mbps, out);
-
-    if (out && out != stdout && fclose(out) != 0 && !err)
+    if (out != stdout && fclose(out) != 0 && !err)
         err = -errno;
     if (err == -EILSEQ)
         lc_cli_say("topo: %s is incomplete: a name holds a character that NCCL cannot read", file);

@@ -14,6 +14,9 @@
 #include <stdint.h>
 #include <stdio.h>
 
+/* Of a file: all sizes and ways with all rounds are less than 4 MB. */
+#define LC_TUNE_TEXT_MAX ((size_t)64 << 20)
+
 #define LC_TUNE_LINE   192 /* room for a rule, or a step, as a line */
 #define LC_TUNE_HOW    512
 #define LC_TUNE_STEPS  128

@@ -2,7 +2,9 @@
  *
  * What `loongcomm tune` writes and prints. */
 #include "common/cleanup.h"
+#include "common/input.h"
 #include "common/json.h"
+#include "common/output.h"
 #include "interpose/cli/cli.h"
 #include "interpose/cli/tune.h"
 
@@ -22,27 +24,15 @@ static void write_head(FILE *out, const struct lc_tune_results *results)
 
 int lc_tune_write_file(const char *path, void (*write)(FILE *out, const void *arg), const void *arg)
 {
-    lc_autofree char *temporary = NULL;
-    FILE *out;
-    int err = 0;
+    struct lc_output_file file = { 0 };
+    int err = lc_output_open(&file, path);
 
-    if (asprintf(&temporary, "%s.tmp%d", path, (int)getpid()) < 0) {
-        temporary = NULL;
-        return -ENOMEM;
+    if (!err) {
+        write(file.out, arg);
+        err = lc_output_close(&file, true);
     }
-    out = fopen(temporary, "we");
-    if (out) {
-        write(out, arg);
-        if (ferror(out))
-            err = -EIO;
-        if (fclose(out) != 0)
-            err = -errno;
-    }
-    if (!out || err || rename(temporary, path) != 0) {
-        err = err ? err : -errno;
-        lc_cli_say("tune: cannot write %s: %s", path, strerror(-err));
-        (void)unlink(temporary);
-    }
+    if (err)
+        lc_cli_say("tune: cannot write %s: %s", path, lc_input_why(err));
     return err;
 }
 

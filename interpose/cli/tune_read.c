@@ -2,30 +2,22 @@
  *
  * What loongcomm-bench has written: the machine, and one record after the other. */
 #include "common/cleanup.h"
+#include "common/input.h"
 #include "interpose/cli/json_walk.h"
 #include "interpose/cli/tune.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-
-#define TEXT_MAX_BYTES \
-    ((size_t)64 << 20) /* all sizes and ways with all rounds are less than 4 MB */
 
 char *lc_tune_read_text(const char *path)
 {
-    lc_autofclose FILE *in = fopen(path, "re");
-    struct stat st;
+    char *text = NULL;
     size_t size;
-    char *text;
 
-    if (!in || fstat(fileno(in), &st) != 0 || st.st_size < 0 || (size_t)st.st_size > TEXT_MAX_BYTES)
-        return NULL;
-    size = (size_t)st.st_size;
-    text = malloc(size + 1);
-    if (text)
-        text[fread(text, 1, size, in)] = '\0';
+    (void)lc_input_read(AT_FDCWD, path, 0, LC_TUNE_TEXT_MAX, &text, &size);
     return text;
 }
 

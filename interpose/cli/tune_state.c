@@ -14,10 +14,12 @@
  * stand in front of the step that they are of, or `failed STEP`; `open STEP` is one that was not measured at all sizes.
  */
 #include "common/cleanup.h"
+#include "common/input.h"
 #include "interpose/cli/cli.h"
 #include "interpose/cli/tune.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <string.h>
 
@@ -275,43 +277,43 @@ static int take_line(struct lc_tune_results *out, const char *line, int number, 
     return take_figure(out, line);
 }
 
-/* `number`: of the line that is refused. What was read is the caller's to free, whatever the answer is. */
-static int read_lines(FILE *in, struct lc_tune_results *out, int *number)
+/* Takes `text` apart. `number`: of the line that is refused. What was read is the caller's to free, whatever the answer is. */
+static int read_lines(char *text, size_t size, struct lc_tune_results *out, int *number)
 {
-    char line[LC_TUNE_HOW + 8];
     struct open open = { 0 };
+    char *end = text + size;
     int err = 0;
 
     *number = 0;
-    while (!err && fgets(line, sizeof(line), in)) {
-        size_t length = strlen(line);
+    while (!err && text < end) {
+        char *newline = memchr(text, '\n', (size_t)(end - text));
 
         ++*number;
-        if (!length || line[length - 1] != '\n')
-            err = -EINVAL; /* written whole or not at all */
-        else
-            line[length - 1] = '\0';
-        if (!err)
-            err = take_line(out, line, *number, &open);
+        if (!newline || memchr(text, '\0', (size_t)(newline - text)))
+            return -EINVAL; /* written whole or not at all */
+        *newline = '\0';
+        err = take_line(out, text, *number, &open);
+        text = newline + 1;
     }
-    if (!err && (*number < 4 || open.figures != out->n || open.times != out->n_times || ferror(in)))
+    if (!err && (*number < 4 || open.figures != out->n || open.times != out->n_times))
         err = -EINVAL;
     return err;
 }
 
 int lc_tune_load(const char *path, struct lc_tune_results *out)
 {
-    lc_autofclose FILE *in = fopen(path, "re");
     struct lc_tune_results results = { 0 };
-    int number, err;
+    lc_autofree char *text = NULL;
+    size_t size = 0;
+    int err = lc_input_read(AT_FDCWD, path, 0, LC_TUNE_TEXT_MAX, &text, &size);
+    int number;
 
-    if (!in) {
-        err = -errno;
+    if (err) {
         if (err != -ENOENT)
-            lc_cli_say("tune: cannot read %s: %s", path, strerror(-err));
+            lc_cli_say("tune: cannot read %s: %s", path, lc_input_why(err));
         return err;
     }
-    err = read_lines(in, &results, &number);
+    err = read_lines(text, size, &results, &number);
     if (err) {
         lc_cli_say("tune: %s, line %d: not what `loongcomm tune` writes; remove it, or go without "
                    "--resume",

@@ -2,6 +2,7 @@
 #include "interpose/proxy/search.h"
 
 #include "common/cleanup.h"
+#include "common/input.h"
 #include "common/log.h"
 
 #include <dlfcn.h>
@@ -26,6 +27,10 @@ static bool load(const char *path, bool named, struct lc_nccl *out)
 
     if (!named && stat(path, &st) != 0)
         return false;
+    if (!lc_input_is_loadable(path)) {
+        lc_warn("cannot use %s: it is no regular file", path);
+        return false;
+    }
     handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!handle) {
         lc_info("cannot use %s: %s", path, dlerror());

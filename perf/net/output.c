@@ -10,7 +10,7 @@
 
 struct lc_bnet_output {
     const struct lc_bnet_options *options;
-    struct lc_bench_file file;
+    struct lc_output_file file;
     struct lc_json json;
 };
 

@@ -47,6 +47,29 @@ class CliTest(unittest.TestCase):
         os.chmod(path, mode)
         return path
 
+    def no_files(self, name):
+        """Puts one thing after the other there that is no file of a sensible size, and tells what is to be said of it."""
+        path = self.path(name)
+        if os.path.lexists(path):
+            os.unlink(path)
+        os.mkfifo(path)
+        yield "it is no regular file"
+        os.unlink(path)
+        os.mkdir(path)
+        yield "it is a folder"
+        os.rmdir(path)
+        for target, why in (("/dev/zero", "it is no regular file"), (path, "Too many levels of symbolic links")):
+            os.symlink(target, path)
+            yield why
+            os.unlink(path)
+        with open(path, "w") as f:
+            os.truncate(f.fileno(), 1 << 40)
+        yield "it is too large"
+        os.chmod(path, 0)
+        if not os.access(path, os.R_OK):
+            yield "Permission denied"
+        os.unlink(path)
+
     def install(self, prefix, libdir="lib"):
         """A copy in an installed layout; returns the command and the library."""
         command = self.path(prefix, "bin", "loongcomm")

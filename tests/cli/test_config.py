@@ -43,6 +43,12 @@ class Config(CliTest):
         self.assertEqual(result.returncode, 1)
         self.assertEqual(len(self.document(result)["problems"]), 1)
 
+    def test_what_is_no_file_is_said_at_once(self):
+        for why in self.no_files("conf"):
+            result = call("config", LOONGCOMM_CONFIG=self.path("conf"))
+            self.assertEqual((result.returncode, result.stderr.count("\n")), (1, 1), result.stderr)
+            self.assertIn("cannot use %s (%s): a text file of at most 64 KB" % (self.path("conf"), why), result.stderr)
+
     def test_more_problems_than_are_kept_still_end_with_1(self):
         many = {"LOONGCOMM_BAD_%d" % i: "1" for i in range(100)}
         result = call("config", "--json", **many)

@@ -307,6 +307,16 @@ raise ImportError("\\x1b[2J" + "x" * 100000)""")
         self.assert_finding(findings, "nccl-file-missing", "warning", "NCCL_CONF_FILE", "/no/such.conf")
         self.assert_finding(findings, "nccl-by-path", "info", "/x/libnccl.so.2")
 
+    def test_files_that_are_none_are_named_at_once(self):
+        site = self.torch()
+        os.mkfifo(self.path("fifo"))
+        findings = self.doctor(code=0, PYTHONPATH=site, NCCL_TOPO_FILE=self.path("fifo"), LOONGCOMM_NCCL=self.path("fifo"),
+                               NCCL_CONF_FILE=self.folder)
+        self.assert_finding(findings, "setting-nccl", "warning", self.path("fifo"), "it is no regular file")
+        self.assert_finding(findings, "nccl-file-missing", "warning", "it is no regular file; NCCL may wait for it for ever")
+        findings = self.doctor(code=0, PYTHONPATH=site, NCCL_CONF_FILE=self.folder)
+        self.assert_finding(findings, "nccl-file-missing", "warning", "it is a folder; NCCL goes on without it")
+
     def test_library_that_cannot_be_preloaded_is_an_error(self):
         command, library = self.install("p")
         with open(library, "w") as f:

@@ -181,6 +181,12 @@ class Run(CliTest):
         conf = self.write("nccl.conf", "NCCL_MAX_CTAS=4\n")
         self.assertEqual(list(self.channels(**job, NCCL_CONF_FILE=conf)[0]), ["NCCL_NCHANNELS_PER_NET_PEER"])
 
+    def test_nccls_settings_that_are_no_file_are_said_at_once(self):
+        for why in self.no_files("nccl.conf"):
+            got, said = self.channels(**self.TORCH2, NCCL_CONF_FILE=self.path("nccl.conf"))
+            self.assertIn("settings for NCCL in %s are left out: %s" % (self.path("nccl.conf"), why), "\n".join(said))
+            self.assertEqual(len(got), 2)
+
     def test_folder_that_cannot_be_made_is_an_error(self):
         result = call("run", "--dir", self.path("no", "such"), "--", "true")
         self.assertEqual(result.returncode, 1)

@@ -145,6 +145,25 @@ class Explain(CliTest):
             self.assertEqual(document["costs"]["ways"], [])
             self.assertEqual(document["nccl"]["choice"], "ring simple, 1 channels at most")
 
+    def test_figures_that_are_no_file_are_said_at_once(self):
+        path = self.profile("nccl all-reduce 2 2 65536 475136 tree ll 4\n")
+        for why in self.no_files("profile.2x2.figures"):
+            result = call("tune", "--json", "--explain", "64k", NCCL_TUNER_PLUGIN="libnccl-tuner-loongcomm.so",
+                          LOONGCOMM_PROFILE=path)
+            document = self.document(result)
+            if why.startswith("it is"):
+                self.assertIn("tune: cannot read %s.2x2.figures: %s\n" % (path, why), result.stderr)
+                self.assertIn("figures is not understood", document["costs"]["figures"])
+            else:
+                self.assertIn("there is no", document["costs"]["figures"])
+            self.assertIn("tree ll", document["nccl"]["choice"])
+
+    def test_profile_that_is_no_file_is_said_at_once(self):
+        for why in self.no_files("p"):
+            result = call("tune", "--explain", "64k", "--profile", self.path("p"))
+            self.assertEqual((result.returncode, result.stdout), (1, ""))
+            self.assertIn("profile %s: %s; " % (self.path("p"), why), result.stderr)
+
     def test_unreadable_profile_is_an_error(self):
         for path in (self.path("missing"), self.write("bad", "loongcomm.profile/1\nrings all\n")):
             result = call("tune", "--explain", "64k", "--profile", path)
@@ -566,6 +585,18 @@ class Tune(CliTest):
             self.assertEqual(len(result.stderr.splitlines()), 1, result.stderr)
             self.assertIn(why, result.stderr)
             self.assertFalse(os.path.exists(self.path("p")))
+
+    def test_what_is_no_file_is_neither_read_nor_replaced(self):
+        self.world({})
+        for name in ("p", "p.part"):
+            for why in self.no_files(name):
+                if name == "p" and "links" in why:
+                    continue  # a link that leads nowhere is replaced
+                before = os.lstat(self.path(name))
+                result = self.tune("--resume", code=1)
+                self.assertIn(why, result.stderr)
+                self.assertEqual(os.lstat(self.path(name)).st_ino, before.st_ino)
+        self.assertFalse(os.path.exists(self.path("log")))  # nothing was measured
 
 
 class Rig(CliTest):

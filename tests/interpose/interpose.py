@@ -322,6 +322,9 @@ def proxy_takes_the_nccl_it_is_told():
                LOONGCOMM_NCCL='/nowhere/libnccl.so.2')
     check(done.stderr.count('\n') == 1 and 'LOONGCOMM_NCCL names /nowhere/libnccl.so.2' in done.stderr, done.stderr)
     check(done.stdout.splitlines()[1].startswith('2 2 2 loongcomm: the real NCCL'), done.stdout)
+    os.mkfifo(os.path.join(TMP, 'fifo'))
+    done = run('opener', 'missing', preload=(), folders=[proxy_folder()], LOONGCOMM_NCCL=os.path.join(TMP, 'fifo'))
+    check('fifo: it is no regular file' in done.stderr, done.stderr)
 
 
 def proxy_looks_below_the_interpreter():
@@ -560,6 +563,13 @@ def hang_reports_tell_the_paths_of_calls():
         comm = one['communicator']
         check([(call['call'], call['path']) for call in comm['recent']] == [('Broadcast', 'nccl')], comm)
         check((comm['message']['call'], comm['message']['path']) == ('Recv', 'rings'), comm)
+
+
+def kernels_that_are_no_file_are_said_at_once():
+    fifo = os.path.join(TMP, 'fifo')
+    os.mkfifo(fifo)
+    _, done, _ = hang('late', LOONGCOMM_KERNELS=fifo, LOONGCOMM_PEER='force')
+    check('LOONGCOMM_KERNELS=%s: no kernels library that fits (it is no regular file)' % fifo in done.stderr, done.stderr)
 
 
 def killed_rank_is_named():

@@ -70,10 +70,16 @@ class Applied(TopoTest):
             line, = [line for line in lines if "NCCL_TOPO_FILE" in line]
             self.assertIn(": /sys misplaces 17 of the GPUs and ports: GPU 0000:13:00.0 is at no known NUMA node for "
                           "NCCL, and is at 0", line)
-            os.unlink(variables["NCCL_TOPO_FILE"])
+            written = variables["NCCL_TOPO_FILE"]
+            os.unlink(written)
             shutil.rmtree(self.path("root"))
         variables, _ = self.started("--topology", self.misplaced(), "--dir", self.path("reports"), LOONGCOMM_PXN="off")
         self.assertNotIn("NCCL_TOPO_FILE", variables)
+        shutil.rmtree(self.path("root"))
+        os.mkfifo(written)
+        variables, lines = self.started("--topology", self.misplaced(), "--dir", self.path("reports"))
+        self.assertNotIn("NCCL_TOPO_FILE", variables)
+        self.assertIn("loongcomm: run: cannot write %s: it is no regular file" % written, lines)
 
     HOST = """<system version="1"><cpu numaid="1" affinity="0000ffff" arch="x86_64" vendor="GenuineIntel" familyid="6"
         modelid="143"><pci busid="fedc:10:00.0" class="0x060400" link_speed="32.0 GT/s PCIe" link_width="16">

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import resource
+import select
 import shutil
 import subprocess
 import sys
@@ -108,6 +109,20 @@ class Command(TopoTest):
         self.assertTrue(call("topo", "--input", BIG, "--svg", "-").stdout.startswith("<svg "))
         self.assertTrue(call("topo", "--input", BIG, "--nccl-xml", "-").stdout.startswith('<system version="1"'))
         self.assertEqual(call("topo", "--input", BIG, "--svg", "-", "--json").returncode, 2)
+
+    def test_pipe_that_nobody_reads_is_said_at_once(self):
+        os.mkfifo(self.path("fifo"))
+        result = call("topo", "--input", BIG, "--svg", self.path("fifo"))
+        self.assertEqual((result.returncode, result.stderr), (1, "loongcomm: topo: cannot write %s: nobody reads it\n" % self.path("fifo")))
+        reader = os.open(self.path("fifo"), os.O_RDONLY | os.O_NONBLOCK)
+        self.addCleanup(os.close, reader)
+        with subprocess.Popen([CLI, "topo", "--input", BIG, "--svg", self.path("fifo")], stdout=subprocess.DEVNULL) as topo:
+            picture = b""
+            while not picture.endswith(b"</svg>\n"):  # it waits for us where the pipe is full
+                select.select([reader], [], [])
+                picture += os.read(reader, 1 << 20)
+            self.assertEqual(topo.wait(), 0)
+
         result = call("topo", "--input", BIG, "--svg", self.path("none", "p.svg"))
         self.assertEqual((result.returncode, result.stderr.count("\n")), (1, 1))
 

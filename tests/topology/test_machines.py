@@ -203,11 +203,28 @@ class Machines(TopoTest):
         self.assertIn(result.returncode, (0, 1))
         self.assertLessEqual(result.stderr.count("\n"), 1)
 
+    def test_files_that_are_none_are_left_out(self):
+        machine = big_node(self.path("root"), 1)
+        numa = self.path("root", "sys/devices/system/node/node0")
+        os.makedirs(numa, exist_ok=True)
+        for name in ("cpumap", "numastat"):
+            path = os.path.join(numa, name)
+            if os.path.exists(path):
+                os.unlink(path)
+            os.mkfifo(path)
+        os.unlink(self.path("root", "proc", "cpuinfo"))
+        os.mkfifo(self.path("root", "proc", "cpuinfo"))
+        self.assertEqual(counts(self.topo(self.path("root"))), (1, 2, 2, 2))
+
     def test_a_folder_that_is_no_machine_is_refused(self):
         self.assertIn("no sys/devices below this folder", self.refusal(self.folder))
         self.assertIn("No such file or directory", self.refusal(self.path("none")))
         os.mkfifo(self.path("fifo"))
         self.assertIn("neither a file nor a folder", self.refusal(self.path("fifo")))
+        os.symlink("/dev/zero", self.path("zero"))
+        self.assertIn("neither a file nor a folder", self.refusal(self.path("zero")))
+        os.symlink("loop", self.path("loop"))
+        self.assertIn("Too many levels of symbolic links", self.refusal(self.path("loop")))
         self.assertIn("empty", self.refusal(self.write("empty", "")))
 
     def test_this_machine_is_shown(self):

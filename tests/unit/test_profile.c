@@ -180,7 +180,8 @@ static void files_are_read_whole_or_not_at_all(void)
     close(fd);
     unlink(path);
     CHECK(!lc_profile_load(path) && strstr(said, "No such file"));
-    CHECK(!lc_profile_load("/tmp") && strstr(said, "Is a directory"));
+    CHECK(!lc_profile_load("/tmp") && strstr(said, "is a folder"));
+    CHECK(!lc_profile_load("/dev/zero") && strstr(said, "is no regular file"));
 }
 
 static void rules_are_printed_as_they_are_read(void)

@@ -2,6 +2,7 @@
 #include "plugin/net/verbs/device.h"
 
 #include "common/config.h"
+#include "common/input.h"
 #include "common/log.h"
 #include "plugin/net/tcp/device.h"
 
@@ -31,7 +32,7 @@ static bool read_file(char *text, size_t size, const char *folder, const char *n
     int fd;
 
     (void)snprintf(path, sizeof(path), "%s/%s", folder, name);
-    fd = open(path, O_RDONLY | O_CLOEXEC);
+    fd = lc_input_open(AT_FDCWD, path, 0);
     if (fd < 0)
         return false;
     got = read(fd, text, size - 1);
