@@ -323,27 +323,37 @@ static bool get_frontier(const struct lc_span *span, struct frontier *out)
     return true;
 }
 
-/* The node that records `serial` lies beside what the stream does next, which need not wait for it. Those of a graph lie one
- * behind the other, so that the one behind the last use is the last to record. */
-static int mark_aside(const struct lc_span *span, struct frontier *before,
-                      struct lc_captured *captured)
+/* Records `serial` behind `before`, the node that did so last in this graph (NULL: none did, or the stream stands behind it),
+ * so that the one behind the last use is the last to record. */
+static int mark(const struct lc_span *span, cudaGraphNode_t before)
 {
     const struct lc_backend *backend = span->reducer->backend;
-    struct frontier mark;
     update_capture *update;
     int err = 0;
 
     memcpy(&update, &backend->cudaStreamUpdateCaptureDependencies, sizeof(update));
-    if (captured->mark)
-        err = (int)update(span->stream, &captured->mark, NULL, 1, cudaStreamAddCaptureDependencies);
-    if (!err)
-        err = (int)backend->cudaEventRecordWithFlags(span->reducer->serial, span->stream,
-                                                     cudaEventRecordExternal);
+    if (before)
+        err = (int)update(span->stream, &before, NULL, 1, cudaStreamAddCaptureDependencies);
+    return err ? err
+               : (int)backend->cudaEventRecordWithFlags(span->reducer->serial, span->stream,
+                                                        cudaEventRecordExternal);
+}
+
+/* The node that records `serial` lies beside what the stream does next, which need not wait for it. */
+static int mark_aside(const struct lc_span *span, struct frontier *before,
+                      struct lc_captured *captured)
+{
+    const struct lc_backend *backend = span->reducer->backend;
+    struct frontier after;
+    update_capture *update;
+    int err = mark(span, captured->mark);
+
     if (err)
         return err;
-    captured->mark = get_frontier(span, &mark) && mark.count == 1 ? mark.nodes[0] : NULL;
+    captured->mark = get_frontier(span, &after) && after.count == 1 ? after.nodes[0] : NULL;
     if (!captured->mark) /* all that follows stands behind it then */
         return (int)backend->cudaEventRecord(captured->event, span->stream);
+    memcpy(&update, &backend->cudaStreamUpdateCaptureDependencies, sizeof(update));
     return (int)update(span->stream, before->nodes, before->has_edges ? before->edges : NULL,
                        before->count, cudaStreamSetCaptureDependencies);
 }
@@ -359,11 +369,12 @@ static int record_captured(struct lc_span *span)
 
     if (!captured)
         captured = &reducer->captured[reducer->next_captured++ % LC_CAPTURES];
-    if (captured->id != span->capture || !aside)
-        captured->mark = NULL; /* what follows stands behind this record, or there was none */
-    if (!aside)
-        err = backend->cudaEventRecordWithFlags(reducer->serial, span->stream,
-                                                cudaEventRecordExternal);
+    if (captured->id != span->capture)
+        captured->mark = NULL;
+    if (!aside) {
+        err = mark(span, captured->mark);
+        captured->mark = NULL; /* what follows stands behind this record */
+    }
     if (err)
         return err;
     captured->id = span->capture;

@@ -17,7 +17,7 @@
 #include "interpose/real.h"
 #include "interpose/sizing.h"
 
-#define LC_CAPTURES 4
+#define LC_CAPTURES 16
 
 /* Used by the thread that calls the communicator's operations; freed after NCCL has ended the communicator, by any. */
 struct lc_reducer {

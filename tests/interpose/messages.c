@@ -289,6 +289,81 @@ static int two_graphs_may_be_made_at_once(int rank, int n, void *arg)
     return 0;
 }
 
+#define BRANCHES 20
+
+/* Each copies one of `lines`, beside all others. */
+static void branch_out(cudaStream_t stream, const cudaStream_t *branches, cudaEvent_t event,
+                       char *lines)
+{
+    CUDA(cudaEventRecord(event, stream));
+    for (int i = 0; i < BRANCHES; i++)
+        CUDA(cudaStreamWaitEvent(branches[i], event, 0));
+    for (int i = 0; i < BRANCHES; i++) {
+        CUDA(cudaMemsetAsync(lines + (ptrdiff_t)64 * i, i, 64, branches[i]));
+        CUDA(cudaEventRecord(event, branches[i]));
+        CUDA(cudaStreamWaitEvent(stream, event, 0));
+    }
+}
+
+/* NCCL's part has a stream of its own, so that the other one does not end in its kernel. */
+static void pair_on_two_streams(const struct job *job, size_t at, cudaStream_t beside)
+{
+    int peer = 1 - job->rank;
+
+    NCCL(ncclGroupStart());
+    NCCL(ncclSend(job->send + at + 10000, 40, ncclInt8, peer, job->comm, beside));
+    NCCL(ncclRecv(job->recv + at + 10000, 40, ncclInt8, peer, job->comm, beside));
+    send_to(job, peer, at, 9000);
+    recv_from(job, peer, at, 9000);
+    NCCL(ncclGroupEnd());
+}
+
+/* What comes behind a graph waits for all of it, also where the graph is too wide to be looked at. */
+static int branches_do_not_end_the_order(int rank, int n, void *arg)
+{
+    struct job job = set_up(rank, n);
+    cudaStream_t beside = stream_up(), branches[BRANCHES];
+    cudaGraphExec_t exec;
+    cudaGraph_t graph;
+    cudaEvent_t event;
+
+    until_agreed(&job);
+    CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    for (int i = 0; i < BRANCHES; i++)
+        branches[i] = stream_up();
+    CUDA(cudaStreamBeginCapture(job.stream, cudaStreamCaptureModeRelaxed));
+    CUDA(cudaEventRecord(event, job.stream));
+    CUDA(cudaStreamWaitEvent(beside, event, 0));
+    for (size_t i = 0; i < 3; i++) {
+        pair_on_two_streams(&job, i * 20000, beside);
+        if (i == 0)
+            branch_out(job.stream, branches, event, job.recv + 100000);
+    }
+    CUDA(cudaEventRecord(event, beside));
+    CUDA(cudaStreamWaitEvent(job.stream, event, 0));
+    CUDA(cudaStreamEndCapture(job.stream, &graph));
+    CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    CUDA(cudaGraphDestroy(graph));
+    for (unsigned turn = 0; turn < 3; turn++) {
+        content_fill(job.send, 60000, turn * 2 + (unsigned)rank);
+        CUDA(cudaGraphLaunch(exec, job.stream));
+        settle(&job);
+        content_fill(job.send, 60000, turn * 2 + 1 - (unsigned)rank); /* as the peer sent */
+        for (size_t i = 0; i < 3; i++) {
+            CHECK(memcmp(job.recv + i * 20000, job.send + i * 20000, 9000) == 0);
+            CHECK(memcmp(job.recv + i * 20000 + 10000, job.send + i * 20000 + 10000, 40) == 0);
+        }
+        meeting_wait(meeting, n); /* who still sends does not send what is filled in next */
+    }
+    CUDA(cudaGraphExecDestroy(exec));
+    for (int i = 0; i < BRANCHES; i++)
+        CUDA(cudaStreamDestroy(branches[i]));
+    CUDA(cudaStreamDestroy(beside));
+    CUDA(cudaEventDestroy(event));
+    end(&job);
+    return 0;
+}
+
 /* Fewer sends to oneself than receives. */
 static int unequal_messages_to_oneself_are_refused(int rank, int n, void *arg)
 {
@@ -416,6 +491,7 @@ static const struct {
     { 2, parts_of_a_group_do_not_wait_for_each_other, "parts_of_a_group_do_not_wait_for_each_other",
      false                                                                                                },
     { 2, two_graphs_may_be_made_at_once,              "two_graphs_may_be_made_at_once",              false},
+    { 2, branches_do_not_end_the_order,               "branches_do_not_end_the_order",               false},
     { 3, unequal_messages_to_oneself_are_refused,     "unequal_messages_to_oneself_are_refused",
      false                                                                                                },
     { 3, messages_from_nowhere_are_refused,           "messages_from_nowhere_are_refused",           false},
