@@ -26,7 +26,7 @@
 
 #define LC_BENCH_MAX_RANKS 1024
 #define LC_BENCH_MAX_ITERS 4096 /* samples of one turn: they fit one message */
-#define LC_BENCH_MAX_LIST  64
+#define LC_BENCH_MAX_LIST  128
 #define LC_BENCH_TEXT      480
 #define LC_BENCH_COMMS     5 /* that a worker may have */
 

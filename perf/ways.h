@@ -8,7 +8,7 @@
 #include "perf/bench.h"
 
 #define LC_WAYS_MAX    128 /* ways that are given */
-#define LC_WAYS_CASES  192
+#define LC_WAYS_CASES  288
 #define LC_WAYS_FIXED  3                             /* default, again, profile */
 #define LC_WAYS_FIELD  (LC_WAYS_MAX + LC_WAYS_FIXED) /* what one case may measure */
 #define LC_WAYS_ROUNDS 40

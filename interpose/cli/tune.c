@@ -488,9 +488,14 @@ static void print_turns(const struct lc_tune_turned *turned, int step, const cha
     static struct lc_tune_found found;
 
     found = (struct lc_tune_found){ .taken = -1 };
-    for (size_t i = 0; i < turned->n && found.n < LC_TUNE_POINTS; i++) {
-        if (turned->turns[i].step == step && turned->turns[i].measured)
-            found.at[found.n++] = turned->turns[i].at;
+    for (size_t i = 0; i < turned->n; i++) {
+        if (turned->turns[i].step != step || !turned->turns[i].measured)
+            continue;
+        if (found.n == LC_TUNE_CHECKS) { /* a candidate is of several operations */
+            lc_tune_print_figures(name, &found);
+            found.n = 0;
+        }
+        found.at[found.n++] = turned->turns[i].at;
     }
     if (found.n)
         lc_tune_print_figures(name, &found);
@@ -627,7 +632,7 @@ static int confirm(struct tuning *t, struct lc_tune_choice *choice,
                    const struct lc_tune_rule *rules, int n)
 {
     static struct lc_tune_found found;
-    uint64_t sizes[LC_TUNE_POINTS];
+    uint64_t sizes[LC_TUNE_CHECKS];
     char name[LC_TUNE_LINE];
     struct lc_tune_run run = { .kind = choice->place.kind,
                                .op = choice->place.op,
@@ -641,7 +646,7 @@ static int confirm(struct tuning *t, struct lc_tune_choice *choice,
 
     if (err)
         return err;
-    run.n_sizes = lc_tune_recheck_sizes(choice, sizes, LC_TUNE_POINTS / 2);
+    run.n_sizes = lc_tune_recheck_sizes(choice, sizes);
     run.settle_s = settle_s(t, run.kind);
     run.budget_s = CONFIRM_SHARE * t->total_s / lc_tune_n_places - t->fixed_s - run.settle_s;
     if (run.budget_s < USEFUL_S / 2 * run.n_sizes)
@@ -668,7 +673,7 @@ static int list_again(const struct lc_tune_turned *turned, uint8_t op, struct lc
 {
     int n = 0;
 
-    for (size_t i = 0; i < turned->n && n < LC_TUNE_POINTS; i++) {
+    for (size_t i = 0; i < turned->n && n < LC_TUNE_CHECKS; i++) {
         const struct lc_tune_turn *one = &turned->turns[i];
 
         if (one->step >= 0 || one->op != op || !one->measured)
@@ -713,7 +718,7 @@ static int confirm_turns(struct tuning *t, struct lc_tune_choice *choices, doubl
         uint8_t op = lc_tune_places[p].op;
 
         if (lc_tune_places[p].kind == LC_TUNE_NCCL)
-            turns.n_sizes[op] = lc_tune_recheck_sizes(&choices[p], turns.sizes[op], LC_TUNE_POINTS);
+            turns.n_sizes[op] = lc_tune_recheck_sizes(&choices[p], turns.sizes[op]);
     }
     show(t, 1, 1, "confirming NCCL's ways");
     err = turn(t, &turns, &turned);
@@ -728,7 +733,7 @@ static int confirm_turns(struct tuning *t, struct lc_tune_choice *choices, doubl
         return -EINVAL;
     }
     for (int p = 0; p < lc_tune_n_places; p++) {
-        struct lc_tune_recheck again[LC_TUNE_POINTS];
+        struct lc_tune_recheck again[LC_TUNE_CHECKS];
 
         if (lc_tune_places[p].kind == LC_TUNE_NCCL)
             lc_tune_confirm(&choices[p], again, list_again(&turned, lc_tune_places[p].op, again));

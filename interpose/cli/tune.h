@@ -23,6 +23,8 @@
 #define LC_TUNE_PLACES 9
 #define LC_TUNE_SIZES  32                  /* that one step measures, at most */
 #define LC_TUNE_POINTS (2 * LC_TUNE_SIZES) /* the sizes and what is between them */
+#define LC_TUNE_CHECKS \
+    (3 * LC_TUNE_SIZES) /* what a second look needs: the sizes and two between each and the next */
 
 /* What is compared with plain NCCL: the second side of a run of loongcomm-bench, or one of NCCL's ways, all of which take
  * turns in one job (`loongcomm-bench ways`). */
@@ -116,6 +118,7 @@ struct lc_tune_place {
     uint8_t op, wire;
 };
 
+/* With `next` there is neither `until` nor `since`. */
 struct lc_tune_point {
     uint64_t bytes;
     int way;                    /* a step that wins at this size, or may; -1: none */
@@ -159,8 +162,8 @@ void lc_tune_keep_sure(struct lc_tune_choice *choice);
 /* What one of the two looks has confirmed stays: `other` is the same choice after the other. */
 void lc_tune_merge(struct lc_tune_choice *choice, const struct lc_tune_choice *other);
 
-/* Sizes that a second look needs. The number. */
-int lc_tune_recheck_sizes(const struct lc_tune_choice *choice, uint64_t *sizes, int max);
+/* All sizes that a second look needs, ascending; what it does not look at is not confirmed. The number. */
+int lc_tune_recheck_sizes(const struct lc_tune_choice *choice, uint64_t sizes[LC_TUNE_CHECKS]);
 
 /* Rules of a choice, and for each the least and the best ratio of its points. The number, at most LC_TUNE_POINTS * 2. */
 struct lc_tune_rule {
@@ -214,7 +217,7 @@ struct lc_tune_machine {
 struct lc_tune_found {
     struct lc_tune_machine machine;
     double taken; /* share of calls that went through mapped memory; below 0: not known */
-    struct lc_tune_recheck at[LC_TUNE_POINTS];
+    struct lc_tune_recheck at[LC_TUNE_CHECKS];
     int n;
     char why[512]; /* of a failure, or what the bench warns of */
 };
@@ -223,7 +226,7 @@ struct lc_tune_found {
 struct lc_tune_turns {
     const bool *wanted;          /* of the steps; NULL: none, but what the candidate says */
     int n_sizes[LC_PROFILE_OPS]; /* 0: not this operation */
-    uint64_t sizes[LC_PROFILE_OPS][LC_TUNE_POINTS];
+    uint64_t sizes[LC_PROFILE_OPS][LC_TUNE_CHECKS];
     double budget_s;
 };
 
@@ -259,6 +262,7 @@ struct lc_tune_command {
     char text[32768]; /* of the words that are made here */
     size_t used;
 };
+#define LC_TUNE_LIST (LC_TUNE_CHECKS * 21) /* room for so many sizes, a comma behind each */
 void lc_tune_word(struct lc_tune_command *command, const char *word);
 __attribute__((format(printf, 2, 3))) void lc_tune_wordf(struct lc_tune_command *command,
                                                          const char *format, ...);

@@ -114,12 +114,12 @@ static int first_size(const struct lc_tune_run *run)
 
 static void add_sizes(struct lc_tune_command *command, const struct lc_tune_run *run)
 {
-    char list[1024];
+    char list[LC_TUNE_LIST];
     int first = first_size(run);
     int used = snprintf(list, sizeof(list), "%" PRIu64,
                         run->sizes[first] * parts(run->op, run->ranks));
 
-    for (int i = 0; i < run->n_sizes && used < (int)sizeof(list) - 24; i++) {
+    for (int i = 0; i < run->n_sizes; i++) {
         if (i != first)
             used += snprintf(list + used, sizeof(list) - (size_t)used, ",%" PRIu64,
                              run->sizes[i] * parts(run->op, run->ranks));
@@ -191,7 +191,7 @@ static void take_record(const struct lc_tune_record *record, void *arg)
                                        smaller(old->p90, ratio->p90) };
         return;
     }
-    if (out->n < LC_TUNE_POINTS)
+    if (out->n < LC_TUNE_CHECKS)
         out->at[out->n++] = (struct lc_tune_recheck){ .bytes = bytes, .ratio = *ratio };
 }
 

@@ -301,27 +301,29 @@ static bool has_middle(uint64_t low, uint64_t high)
 }
 
 /* Of a range that is to have a rule, the middle; 0 bytes at its end: there is none. */
-static int add_middle(uint64_t low, uint64_t high, uint64_t *sizes, int n, int max)
+static int add_middle(uint64_t low, uint64_t high, uint64_t *sizes, int n)
 {
-    if (high && n < max && has_middle(low, high))
+    if (high && has_middle(low, high))
         sizes[n++] = between(low, high);
     return n;
 }
 
-int lc_tune_recheck_sizes(const struct lc_tune_choice *choice, uint64_t *sizes, int max)
+int lc_tune_recheck_sizes(const struct lc_tune_choice *choice, uint64_t sizes[LC_TUNE_CHECKS])
 {
     int n = 0;
 
-    for (int i = 0; i < choice->n && n < max; i++) {
+    for (int i = 0; i < choice->n; i++) {
         const struct lc_tune_point *point = &choice->point[i];
 
         if (point->way >= 0)
             sizes[n++] = point->bytes;
-        n = add_middle(point->bytes, point->until, sizes, n, max);
-        if (point->next >= 0)
-            n = add_middle(point->bytes, choice->point[i + 1].bytes, sizes, n, max);
+        if (point->next >= 0) {
+            n = add_middle(point->bytes, point[1].bytes, sizes, n);
+            continue;
+        }
+        n = add_middle(point->bytes, point->until, sizes, n);
         if (point->since)
-            n = add_middle(point->since, choice->point[i + 1].bytes, sizes, n, max);
+            n = add_middle(point->since, point[1].bytes, sizes, n);
     }
     return n;
 }

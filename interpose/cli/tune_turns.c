@@ -16,10 +16,10 @@
 
 static void add_case(struct lc_tune_command *command, const struct lc_tune_turns *turns, int op)
 {
-    char list[LC_TUNE_POINTS * 12];
+    char list[LC_TUNE_LIST];
     int used = 0;
 
-    for (int i = 0; i < turns->n_sizes[op] && used < (int)sizeof(list) - 24; i++)
+    for (int i = 0; i < turns->n_sizes[op]; i++)
         used += snprintf(list + used, sizeof(list) - (size_t)used, "%s%" PRIu64, i ? "," : "",
                          turns->sizes[op][i]);
     lc_tune_word(command, "--case");

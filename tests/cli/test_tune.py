@@ -533,6 +533,11 @@ class Tune(CliTest):
                         for op in ("all-reduce", "reduce-scatter", "all-gather")}, "--only", "nccl", sizes=sizes)
         self.assertEqual(self.rules(), ["nccl %s 2 1 1024 31745 ring ll 1" % op for op in ("all-reduce", "reduce-scatter", "all-gather")])
 
+    def test_second_look_at_mapped_memory_has_as_many_sizes_too(self):
+        sizes = [str(4096 * (i + 1)) for i in range(31)]
+        self.tune_some({TWO: {"else": WIN, **{size: WIN for size in sizes}}}, "--only", "rings", sizes=sizes)
+        self.assertEqual(self.rules(), ["rings all-reduce 2 exact 4096 126977 two-shot 32"])
+
     def test_second_look_has_equal_sides_of_its_own(self):
         way, equal = {"1024": (1.1, 1.05, 1.2)}, {"again all-reduce": {"1024": (1.0, 0.95, 1.06)}}
         self.tune_some({"nccl all-reduce tree ll 0": way, **equal}, "--only", "nccl",

@@ -59,14 +59,16 @@ static void make_rules(const struct lc_tune_results *results, const struct lc_tu
 {
     static struct lc_tune_choice choice;
     static struct lc_tune_rule rules[2 * LC_TUNE_POINTS];
-    uint64_t sizes[LC_TUNE_POINTS];
+    uint64_t sizes[LC_TUNE_CHECKS];
     char said[256];
     int n;
 
     lc_tune_choose(results, place, &choice);
     lc_tune_place_crossings(results, &choice, said, sizeof(said));
-    n = lc_tune_recheck_sizes(&choice, sizes, LC_TUNE_POINTS);
-    check(n <= LC_TUNE_POINTS);
+    n = lc_tune_recheck_sizes(&choice, sizes);
+    check(n <= LC_TUNE_CHECKS);
+    for (int i = 1; i < n; i++)
+        check(sizes[i - 1] < sizes[i]);
     n = lc_tune_rules(&choice, results->ranks, results->nodes, rules);
     check(n <= 2 * LC_TUNE_POINTS);
     for (int i = 0; i < n; i++) {
