@@ -3,7 +3,7 @@
  * Rings at their limits: communicators that end in a group or early, ranks that rings are nothing for, arguments that
  * mean nothing. LOONGCOMM_PEER=force, LOONGCOMM_ALLREDUCE_WIRE=bf16, LOONGCOMM_MIN_BYTES=0. argv: the part. */
 #include "tests/interpose/said.h"
-#include "tests/rig/test_nccl.h"
+#include "tests/interpose/whole_sum.h"
 
 #include <dirent.h>
 #include <math.h>
@@ -38,18 +38,9 @@ static void end(struct job *job)
     CUDA(cudaFree(job->data));
 }
 
-/* A sum of whole numbers, which bf16 holds. */
 static void reduce_rightly(const struct job *job, int rank, int n)
 {
-    for (int i = 0; i < COUNT; i++)
-        job->data[i] = (float)(rank + i % 3);
-    NCCL(ncclAllReduce(job->data, job->data, COUNT, ncclFloat32, ncclSum, job->comm, job->stream));
-    CUDA(cudaStreamSynchronize(job->stream));
-    for (int i = 0; i < COUNT; i++) {
-        int want = n * (n - 1) / 2 + n * (i % 3);
-
-        CHECK(job->data[i] == (float)want);
-    }
+    whole_sum(job->data, COUNT, rank, n, job->comm, job->stream);
 }
 
 /* Until all have agreed `times`, at the same call. */

@@ -2,7 +2,7 @@
  *
  * What befalls one communicator, or one rank, and is not to befall others. argv: the part; the library is preloaded. */
 #include "tests/interpose/said.h"
-#include "tests/rig/test_nccl.h"
+#include "tests/interpose/whole_sum.h"
 
 #include <stdbool.h>
 #include <stdlib.h>
@@ -37,15 +37,7 @@ static void end(const struct job *job)
 
 static void reduce(const struct job *job, ncclComm_t comm, int rank, int n)
 {
-    for (int i = 0; i < COUNT; i++)
-        job->data[i] = (float)(rank + i % 3);
-    NCCL(ncclAllReduce(job->data, job->data, COUNT, ncclFloat32, ncclSum, comm, job->stream));
-    CUDA(cudaStreamSynchronize(job->stream));
-    for (int i = 0; i < COUNT; i++) {
-        int want = n * (n - 1) / 2 + n * (i % 3);
-
-        CHECK(job->data[i] == (float)want);
-    }
+    whole_sum(job->data, COUNT, rank, n, comm, job->stream);
 }
 
 /* Until so many ranks have said in all that a communicator of theirs has committed. `all` ranks do this. */

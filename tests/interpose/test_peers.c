@@ -69,21 +69,6 @@ int lc_room_fetch_fd(struct lc_room *room, uint32_t rank, int *out)
     return -ENOSYS;
 }
 
-bool lc_guard_begin(const struct lc_backend *backend, int device, struct lc_guard *guard)
-{
-    (void)backend;
-    (void)device;
-    (void)guard;
-    return true;
-}
-
-void lc_guard_end(const struct lc_backend *backend, int device, const struct lc_guard *guard)
-{
-    (void)backend;
-    (void)device;
-    (void)guard;
-}
-
 const struct lc_record *lc_room_record(struct lc_room *room, uint32_t rank)
 {
     (void)room;

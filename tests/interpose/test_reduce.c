@@ -97,21 +97,6 @@ void lc_backend_load(int device)
     (void)device;
 }
 
-bool lc_guard_begin(const struct lc_backend *backend, int device, struct lc_guard *guard)
-{
-    (void)backend;
-    (void)device;
-    (void)guard;
-    return true;
-}
-
-void lc_guard_end(const struct lc_backend *backend, int device, const struct lc_guard *guard)
-{
-    (void)backend;
-    (void)device;
-    (void)guard;
-}
-
 void lc_peers_detach(struct lc_peers *peers)
 {
     (void)peers;

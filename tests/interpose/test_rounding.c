@@ -70,21 +70,6 @@ static const struct lc_backend backend = { .cudaMalloc = allocate,
                                            .lk_error_text = error_text,
                                            .lk_count_up = count_up };
 
-bool lc_guard_begin(const struct lc_backend *table, int device, struct lc_guard *guard)
-{
-    (void)table;
-    (void)device;
-    (void)guard;
-    return true;
-}
-
-void lc_guard_end(const struct lc_backend *table, int device, const struct lc_guard *guard)
-{
-    (void)table;
-    (void)device;
-    (void)guard;
-}
-
 const struct lc_config *lc_process_config(void)
 {
     return &config;
