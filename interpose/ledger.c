@@ -6,8 +6,9 @@
 /* A ledger is nothing but counters, so that merging needs no list of them. */
 #define WORDS (sizeof(struct lc_ledger) / sizeof(uint64_t))
 _Static_assert(sizeof(struct lc_ledger) % sizeof(uint64_t) == 0, "counters only");
-_Static_assert(offsetof(struct lc_ledger, verify_worst) == (WORDS - 1) * sizeof(uint64_t),
-               "the last one is not added");
+_Static_assert(offsetof(struct lc_ledger, ring_ctas_allowed) ==
+                   (WORDS - LC_LARGEST) * sizeof(uint64_t),
+               "the last ones are not added");
 
 struct lc_groups lc_groups;
 
@@ -43,12 +44,12 @@ uint64_t lc_outcome_sent(enum lc_outcome outcome, uint64_t asked)
     return outcome == LC_CAST_BF16 || outcome == LC_RINGS_BF16 ? asked / 2 : asked;
 }
 
-void lc_ledger_worst(struct lc_ledger *ledger, uint64_t worst)
+void lc_ledger_larger(uint64_t *word, uint64_t value)
 {
-    uint64_t have = __atomic_load_n(&ledger->verify_worst, __ATOMIC_RELAXED);
+    uint64_t have = __atomic_load_n(word, __ATOMIC_RELAXED);
 
-    while (worst > have && !__atomic_compare_exchange_n(&ledger->verify_worst, &have, worst, true,
-                                                        __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+    while (value > have && !__atomic_compare_exchange_n(word, &have, value, true, __ATOMIC_RELAXED,
+                                                        __ATOMIC_RELAXED))
         ;
 }
 
@@ -57,15 +58,14 @@ void lc_ledger_merge(struct lc_ledger *into, const struct lc_ledger *from)
     uint64_t *to = (uint64_t *)into;
     const uint64_t *word = (const uint64_t *)from;
 
-    uint64_t worst = __atomic_load_n(&from->verify_worst, __ATOMIC_RELAXED);
-
-    for (size_t i = 0; i < WORDS - 1; i++) {
+    for (size_t i = 0; i < WORDS - LC_LARGEST; i++) {
         uint64_t value = __atomic_load_n(&word[i], __ATOMIC_RELAXED);
 
         if (value)
             lc_add(&to[i], value);
     }
-    lc_ledger_worst(into, worst);
+    for (size_t i = WORDS - LC_LARGEST; i < WORDS; i++)
+        lc_ledger_larger(&to[i], __atomic_load_n(&word[i], __ATOMIC_RELAXED));
 }
 
 void lc_ledger_clear(struct lc_ledger *ledger)

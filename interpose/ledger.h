@@ -70,9 +70,14 @@ struct lc_ledger {
     uint64_t verified;      /* of them, looked at */
     uint64_t verify_unlike; /* of those, more apart than rounding explains */
     uint64_t verify_passed; /* calls that could not be compared */
+
+    /* The last LC_LARGEST words: of two the larger one is kept, not the sum. */
     uint64_t
-        verify_worst; /* largest relative error in units of 1e-9; the last word: the larger one is kept, not the sum */
+        ring_ctas_allowed; /* of a call, by LOONGCOMM_MAX_CTAS; 0: it says nothing, or there are no rings */
+    uint64_t ring_ctas;    /* that the largest has taken, where it says something */
+    uint64_t verify_worst; /* largest relative error in units of 1e-9 */
 };
+#define LC_LARGEST 3
 
 static inline unsigned lc_bucket(uint64_t value)
 {
@@ -100,8 +105,8 @@ static inline void lc_ledger_add(struct lc_ledger *ledger, enum lc_op_kind kind,
 /* Adds what `from` holds now to `into`; both may be in use. */
 void lc_ledger_merge(struct lc_ledger *into, const struct lc_ledger *from);
 
-/* A relative error, for verify_worst. */
-void lc_ledger_worst(struct lc_ledger *ledger, uint64_t worst);
+/* For one of the last words. */
+void lc_ledger_larger(uint64_t *word, uint64_t value);
 
 /* Nobody else may use it. */
 void lc_ledger_clear(struct lc_ledger *ledger);

@@ -108,6 +108,9 @@ static void print_ledger(const struct lc_ledger *ledger, FILE *out)
         fprintf(out, "    rings: %s in use, %s allocated, size changed %" PRIu64 " times\n",
                 lc_output_bytes(ledger->ring_used, sent),
                 lc_output_bytes(ledger->ring_bytes, asked), ledger->ring_changes);
+    if (ledger->ring_ctas_allowed)
+        fprintf(out, "    CTAs of a call: %" PRIu64 " allowed, %" PRIu64 " taken at most\n",
+                ledger->ring_ctas_allowed, ledger->ring_ctas);
     if (ledger->drawn)
         fprintf(out, "    rounded stochastically: %" PRIu64 " calls\n", ledger->drawn);
     if (ledger->fed || ledger->unfed)
@@ -368,6 +371,12 @@ static void json_rings(struct lc_json *json, const struct lc_ledger *ledger)
     lc_json_uint(json, ledger->ring_bytes);
     lc_json_key(json, "changes");
     lc_json_uint(json, ledger->ring_changes);
+    if (ledger->ring_ctas_allowed) {
+        lc_json_key(json, "ctas_allowed");
+        lc_json_uint(json, ledger->ring_ctas_allowed);
+        lc_json_key(json, "ctas_taken_at_most");
+        lc_json_uint(json, ledger->ring_ctas);
+    }
     lc_json_end(json);
 }
 

@@ -88,7 +88,8 @@ static double bound_of(const struct compared *what, int ranks)
 
 static void keep_worst(struct lc_ledger *ledger, double relative)
 {
-    lc_ledger_worst(ledger, relative < 1e9 ? (uint64_t)(relative * 1e9) : (uint64_t)1e18);
+    lc_ledger_larger(&ledger->verify_worst,
+                     relative < 1e9 ? (uint64_t)(relative * 1e9) : (uint64_t)1e18);
 }
 
 static void tell(struct lc_verify *verify, const struct compared *what,

@@ -58,11 +58,15 @@ static void merging_adds_up(void)
     lc_ledger_add(&b, LC_OP_RECV, LC_NCCL_NO_FASTER_PATH, 5, 4);
     lc_ledger_add(&b, LC_OP_ALL_REDUCE, LC_NCCL_NO_FASTER_PATH, 1, 1);
     b.verify_unlike = 2;
-    lc_ledger_worst(&a, 7);
-    lc_ledger_worst(&b, 9);
-    lc_ledger_worst(&b, 8);
+    lc_ledger_larger(&a.verify_worst, 7);
+    lc_ledger_larger(&b.verify_worst, 9);
+    lc_ledger_larger(&b.verify_worst, 8);
+    a.ring_changes = b.ring_changes = 1;
+    a.ring_ctas_allowed = a.ring_ctas = b.ring_ctas_allowed = 96;
+    b.ring_ctas = 64;
     lc_ledger_merge(&a, &b);
     CHECK(a.verify_unlike == 2 && a.verify_worst == 9); /* but of errors the worst is kept */
+    CHECK(a.ring_changes == 2 && a.ring_ctas_allowed == 96 && a.ring_ctas == 96);
     CHECK(lc_ledger_calls(&a) == 3);
     CHECK(a.op[LC_OP_RECV].by[0].calls == 2 && a.op[LC_OP_RECV].by[0].asked == 10);
     CHECK(a.op[LC_OP_RECV].by[0].sent == 7 && a.op[LC_OP_RECV].sizes[3] == 2);

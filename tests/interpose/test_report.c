@@ -104,6 +104,8 @@ int main(int argc, char **argv)
     comms[2].ledger.ring_bytes = 12 << 20;
     comms[2].ledger.ring_used = 8 << 20;
     comms[2].ledger.ring_changes = 1;
+    comms[2].ledger.ring_ctas_allowed = 128;
+    comms[2].ledger.ring_ctas = 64;
     comms[2].ledger.drawn = 42;
     comms[2].ledger.fed = 40;
     comms[2].ledger.unfed = 2;
@@ -112,7 +114,7 @@ int main(int argc, char **argv)
     comms[2].ledger.verified = 11;
     comms[2].ledger.verify_unlike = 1;
     comms[2].ledger.verify_passed = 3;
-    lc_ledger_worst(&comms[2].ledger, 1700000);
+    lc_ledger_larger(&comms[2].ledger.verify_worst, 1700000);
     lc_ledger_add(&report.others, LC_OP_SEND, LC_NCCL_NO_FASTER_PATH, 3, 3);
     report.groups.sizes[0] = 1;
     report.groups.sizes[1] = 2;
