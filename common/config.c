@@ -127,6 +127,19 @@ static int parse_seconds(const char *text, void *field)
     return 0;
 }
 
+#define CTAS_LEAST 8
+#define CTAS_MOST  128
+
+static int parse_ctas(const char *text, void *field)
+{
+    size_t value = 0;
+
+    if (lc_parse_size(text, &value) != 0 || value > CTAS_MOST || (value && value < CTAS_LEAST))
+        return -EINVAL;
+    *(size_t *)field = value;
+    return 0;
+}
+
 /* The text is a copy that the caller keeps for the life of the process. */
 static int parse_path(const char *text, void *field)
 {
@@ -140,6 +153,7 @@ static int parse_path(const char *text, void *field)
 #define ACCEPTS_path     "a path"
 #define ACCEPTS_seconds  "whole seconds, at most 999999"
 #define ACCEPTS_size     "a number, k, m or g behind it"
+#define ACCEPTS_ctas     "0, or a number from 8 to 128"
 #define ACCEPTS_wire     "data, bf16 or bf16-accurate"
 #define ACCEPTS_rounding "nearest or stochastic"
 #define ACCEPTS_peer     "auto, force or off"

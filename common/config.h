@@ -43,6 +43,7 @@ enum lc_exact {
 typedef bool lc_conf_bool;
 typedef size_t lc_conf_size;
 typedef unsigned lc_conf_seconds;
+typedef size_t lc_conf_ctas;
 typedef enum lc_wire lc_conf_wire;
 typedef enum lc_rounding lc_conf_rounding;
 typedef enum lc_peer lc_conf_peer;

@@ -118,26 +118,54 @@ static uint32_t equal_part(const struct lc_share *share, uint32_t room)
     return part;
 }
 
+/* Under the lock. */
+static uint32_t own_part(const struct lc_share *share, uint32_t room)
+{
+    uint32_t part = equal_part(share, room), own = kept_by(share);
+
+    return part > own ? part : own;
+}
+
 uint32_t lc_budget_part(const struct lc_share *share, uint32_t room)
 {
-    uint32_t n = lc_budget_members(share), part, own;
+    uint32_t n = lc_budget_members(share), part;
 
     if (!atomic_load_explicit(&n_keepers[share->device], memory_order_relaxed))
         return room / (n ? n : 1);
     hold();
-    part = equal_part(share, room);
-    own = kept_by(share);
+    part = own_part(share, room);
     release();
-    return part > own ? part : own;
+    return part;
+}
+
+/* Under the lock. */
+static void keep(struct lc_share *share, enum lc_grid grid, uint32_t ctas)
+{
+    if (!share->joined || ctas <= share->kept[grid])
+        return;
+    if (!kept_by(share))
+        atomic_fetch_add_explicit(&n_keepers[share->device], 1, memory_order_relaxed);
+    share->kept[grid] = ctas;
+}
+
+uint32_t lc_budget_take(struct lc_share *share, uint32_t ctas, uint32_t ranks, uint32_t kinds,
+                        uint32_t room)
+{
+    uint32_t most;
+
+    hold();
+    most = own_part(share, room) / ranks / kinds;
+    if (ctas > most)
+        ctas = most ? most : 1;
+    for (uint32_t grid = 0; grid < kinds; grid++)
+        keep(share, (enum lc_grid)grid, ctas * ranks);
+    release();
+    return ctas;
 }
 
 void lc_budget_keep(struct lc_share *share, enum lc_grid grid, uint32_t ctas)
 {
     hold();
-    if (share->joined && ctas > share->kept[grid]) {
-        if (!kept_by(share))
-            atomic_fetch_add_explicit(&n_keepers[share->device], 1, memory_order_relaxed);
-        share->kept[grid] = ctas;
-    }
+    keep(share, grid, ctas);
     release();
 }

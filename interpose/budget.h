@@ -41,6 +41,12 @@ uint32_t lc_budget_part(const struct lc_share *share, uint32_t room);
 /* The communicator has ended, though what it has of the device cannot be given back yet: graphs of it run no more. */
 void lc_budget_forget(struct lc_share *share);
 
+/* `ctas`, or as many as the member's part has for each of `ranks` ranks and each of the first `kinds` kinds of grids at a
+ * time, at least one. It keeps them from then on, in one step with looking what there is: all that members keep is no more
+ * than `room`, if they take what they launch from here and have joined while there was one for each. */
+uint32_t lc_budget_take(struct lc_share *share, uint32_t ctas, uint32_t ranks, uint32_t kinds,
+                        uint32_t room);
+
 /* A grid of so many CTAs has been captured. */
 void lc_budget_keep(struct lc_share *share, enum lc_grid grid, uint32_t ctas);
 

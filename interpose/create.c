@@ -24,14 +24,21 @@ static void copy_name(const ncclConfig_t *config, char *name)
         strncat(name, config->commName, LC_COMM_NAME - 1);
 }
 
-/* The variable wins over the program, as with NCCL. */
-static uint32_t ctas_of(const ncclConfig_t *config)
+uint32_t lc_create_nccl_ctas(void)
 {
     const char *text = lc_environment_get("NCCL_MAX_CTAS");
     size_t most;
 
-    if (text && lc_parse_size(text, &most) == 0 && most > 0 && most < UINT32_MAX)
-        return (uint32_t)most;
+    return text && lc_parse_size(text, &most) == 0 && most < UINT32_MAX ? (uint32_t)most : 0;
+}
+
+/* The variable wins over the program, as with NCCL. */
+static uint32_t ctas_of(const ncclConfig_t *config)
+{
+    uint32_t most = lc_create_nccl_ctas();
+
+    if (most)
+        return most;
     return HAS(config, maxCTAs) && config->maxCTAs > 0 ? (uint32_t)config->maxCTAs : 0;
 }
 

@@ -105,8 +105,7 @@ int lc_messages_launch(const struct lc_comm *comm, const struct lc_messages *lis
     uint32_t ctas = lc_policy_ctas(&op, &now, false, sent > taken ? sent : taken,
                                    lc_peers_exchange_ctas(reducer->peers));
 
-    if (span->capture)
-        lc_peers_keep(reducer->peers, LC_GRID_EXCHANGES, ctas);
+    ctas = lc_peers_take(reducer->peers, LC_GRID_EXCHANGES, ctas, span->capture != 0);
     return reducer->backend->lk_rings_exchange(rings, list->sends, list->n_sends, list->recvs,
                                                list->n_recvs, mask, ctas, span->stream);
 }

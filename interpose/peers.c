@@ -24,8 +24,10 @@ static atomic_size_t used[DEVICES];
 #define CHANNELS_LEAST     8
 #define CTAS_LEAST         8  /* of one beside graphs of other communicators */
 #define CTAS_MOST          32 /* of a call, so that computation goes on beside it */
+#define CHANNELS_USUAL     64
 #define SLOTS_OF_CTA       8
-#define EXCHANGE_CTAS_MOST 64 /* of one between GPUs */
+#define SLOTS_ENOUGH       512 /* for any number of them */
+#define EXCHANGE_CTAS_MOST 64  /* of one between GPUs */
 /* For one of the shape's: one in each leg of reductions, two for exchanges. Two ranks have as many again for these. */
 #define SLOTS_EACH 4
 /* What one of two ranks has under way: sums of 256 MB between two H200 over NVLink take 910 us with 4 slots, 859 with 8, and
@@ -57,10 +59,17 @@ static uint32_t short_bytes_for(uint32_t ranks, size_t wanted)
     return (uint32_t)(wanted < most ? wanted : most);
 }
 
+/* The job wants more of a call than is usual. */
+static bool is_wide(const struct lc_peers *peers)
+{
+    return peers->facts.most > CTAS_MOST;
+}
+
 /* From what all ranks share. Few slots cost speed only, and so do few channels, which are what a CTA has one or two of. */
 static struct lk_ring_shape shape_for(const struct lc_peers *peers)
 {
-    struct lk_ring_shape shape = { .ranks = (uint32_t)peers->facts.ranks, .channels = 64 };
+    struct lk_ring_shape shape = { .ranks = (uint32_t)peers->facts.ranks,
+                                   .channels = CHANNELS_USUAL };
     size_t slots;
 
     shape.line_bytes = lc_policy_line_bytes(shape.ranks);
@@ -74,6 +83,8 @@ static struct lk_ring_shape shape_for(const struct lc_peers *peers)
     if (shape.ranks == 2 && slots >= SLOTS_OF_PAIR / 2)
         slots = slots < SLOTS_OF_PAIR ? SLOTS_OF_PAIR : slots;
     shape.slots = slots < 1 ? 1 : slots > LK_SLOTS_MAX ? LK_SLOTS_MAX : (uint32_t)slots;
+    if (is_wide(peers)) /* one for each CTA, with as many slots */
+        shape.channels = shape.channels * peers->facts.most / CHANNELS_USUAL;
     while (shape.line_bytes > LINES_LEAST &&
            peers->backend->lk_ring_bytes(&shape) > peers->facts.cap)
         shape.line_bytes -= LINES_LEAST;
@@ -376,10 +387,92 @@ static int map_peers(struct lc_peers *peers)
 
 #define MULTIPROCESSORS 132 /* where the device does not say */
 
+/* Of kernels of NCCL's that run beside, one for each rank: those of messages have a power of two. A kernel of ours that waits
+ * for room behind one of these, and one of these behind ours at another rank, would wait for ever. */
+static uint32_t nccl_takes(const struct lc_peers *peers)
+{
+    uint32_t power = 1;
+
+    while (power < peers->facts.beside)
+        power *= 2;
+    return power * peers->sharers;
+}
+
 /* Of a device, for the rings of all communicators; the rest is NCCL's and the program's. */
 static uint32_t room_on(const struct lc_peers *peers)
 {
-    return peers->multiprocessors * 3 / 4;
+    uint32_t all = peers->multiprocessors, usual = all * 3 / 4;
+    uint32_t least = all - usual; /* that is left */
+
+    if (!is_wide(peers) || peers->facts.beside == 0 || peers->facts.beside >= least ||
+        nccl_takes(peers) >= least)
+        return usual;
+    return all - nccl_takes(peers);
+}
+
+static uint32_t smallest(uint32_t a, uint32_t b, uint32_t c)
+{
+    a = a < b ? a : b;
+    return a < c ? a : c;
+}
+
+/* How much is left for computation is the job's choice: what it says of NCCL's kernels goes for these, unless it says something
+ * of these. Sums of 256 MB between two H200 over NVLink with 32 and with 64 CTAs: fp32 873 and 818 us, bf16 on the wire 467
+ * and 443, 16 MB of those 50 and 46 (perf/results/h200-x2-nvlink). */
+static uint32_t allowed(const struct lc_peers *peers, uint32_t usual)
+{
+    if (peers->facts.most)
+        return peers->facts.most;
+    return peers->facts.ctas ? peers->facts.ctas : usual;
+}
+
+/* More than usual are faster only where there are enough slots: with 4 in each of 64 channels the same sums of 256 MB take 908
+ * and 461 us with 32 CTAs, 942 and 507 with 64. With 4 and with 8 in each of 128 they take 775 and 406, 764 and 395 us with
+ * 128. Each peer of more than one has slots of its own, which was not measured. */
+static uint32_t most_with(const struct lc_peers *peers, uint32_t slots)
+{
+    uint32_t most = allowed(peers, CTAS_MOST);
+    uint32_t fed = peers->rings.shape.channels * slots / SLOTS_OF_CTA;
+
+    if (is_wide(peers) &&
+        peers->rings.shape.channels * slots * (peers->rings.shape.ranks - 1) >= SLOTS_ENOUGH)
+        return most;
+    fed = fed < CTAS_MOST ? CTAS_MOST : fed;
+    return most < fed ? most : fed;
+}
+
+/* Of at most `ctas` as many as are needed for none to have more channels than with all of them: a call takes as long as those
+ * that have most, and the others are in their way. Where 64 were allowed and the budget gave 49 for 64 channels, sums of 256 MB
+ * with bf16 on the wire took 537 us between two H200 over NVLink, 472 with 32 (perf/results/h200-x2-nvlink). */
+static uint32_t without_idle(const struct lc_peers *peers, uint32_t ctas)
+{
+    uint32_t channels = peers->rings.shape.channels, each = 1;
+
+    if (ctas == 0)
+        return 1;
+    while (ctas * each < channels)
+        each++;
+    return (channels + each - 1) / each;
+}
+
+/* As many as the job has said for one call are not to be had, whatever other communicators there are. */
+static void say_bound(const struct lc_peers *peers)
+{
+    uint32_t room, kernels = peers->facts.kernels, sharers = peers->sharers, most;
+
+    if (!is_wide(peers))
+        return;
+    room = room_on(peers);
+    most = smallest(peers->rings.shape.channels, most_with(peers, peers->rings.shape.slots),
+                    room / kernels);
+    most = without_idle(peers, most / sharers);
+    if (most == peers->facts.most)
+        return;
+    lc_warn_once(
+        "device %d: a call takes %u CTAs at most, not the %u of LOONGCOMM_MAX_CTAS: of %u multiprocessors %u are left to kernels of NCCL's (a quarter, or less by NCCL_MAX_CTAS), %u kernel%s of each of %u rank%s share the others, and there are %u channels",
+        peers->facts.device, most, peers->facts.most, peers->multiprocessors,
+        peers->multiprocessors - room, kernels, kernels == 1 ? "" : "s", sharers,
+        sharers == 1 ? "" : "s", peers->rings.shape.channels);
 }
 
 /* One CTA of each kernel beside all others; where captured graphs have taken more than their part, enough to be worth it. */
@@ -520,9 +613,11 @@ static int hear_results(struct lc_peers *peers)
     if (peers->ledger) {
         __atomic_store_n(&peers->ledger->ring_bytes, peers->bytes, __ATOMIC_RELAXED);
         __atomic_store_n(&peers->ledger->ring_used, peers->bytes, __ATOMIC_RELAXED);
+        lc_ledger_larger(&peers->ledger->ring_ctas_allowed, peers->facts.most);
     }
     lc_info("rank %u of %u: rings of %zu KB in peers' memory, %u slots", peers->rings.rank,
             peers->rings.shape.ranks, peers->bytes >> 10, peers->rings.shape.slots);
+    say_bound(peers);
     return 0;
 }
 
@@ -617,45 +712,6 @@ static uint32_t share_of(const struct lc_peers *peers)
     return lc_budget_part(&peers->share, room_on(peers)) / peers->sharers;
 }
 
-static uint32_t smallest(uint32_t a, uint32_t b, uint32_t c)
-{
-    a = a < b ? a : b;
-    return a < c ? a : c;
-}
-
-/* How much is left for computation is the job's choice: what it says of NCCL's kernels goes for these. Sums of 256 MB between
- * two H200 over NVLink with 32 and with 64 CTAs: fp32 873 and 818 us, bf16 on the wire 467 and 443, 16 MB of those 50 and 46
- * (perf/results/h200-x2-nvlink). */
-static uint32_t allowed(const struct lc_peers *peers, uint32_t usual)
-{
-    return peers->facts.ctas ? peers->facts.ctas : usual;
-}
-
-/* More than is usual are faster only where each has enough slots: with 4 in each of 64 channels the same sums of 256 MB take 908
- * and 461 us with 32 CTAs, 942 and 507 with 64. */
-static uint32_t most_with(const struct lc_peers *peers, uint32_t slots)
-{
-    uint32_t most = allowed(peers, CTAS_MOST);
-    uint32_t fed = peers->rings.shape.channels * slots / SLOTS_OF_CTA;
-
-    fed = fed < CTAS_MOST ? CTAS_MOST : fed;
-    return most < fed ? most : fed;
-}
-
-/* Of at most `ctas` as many as are needed for none to have more channels than with all of them: a call takes as long as those
- * that have most, and the others are in their way. Where 64 were allowed and the budget gave 49 for 64 channels, sums of 256 MB
- * with bf16 on the wire took 537 us between two H200 over NVLink, 472 with 32 (perf/results/h200-x2-nvlink). */
-static uint32_t without_idle(const struct lc_peers *peers, uint32_t ctas)
-{
-    uint32_t channels = peers->rings.shape.channels, each = 1;
-
-    if (ctas == 0)
-        return 1;
-    while (ctas * each < channels)
-        each++;
-    return (channels + each - 1) / each;
-}
-
 uint32_t lc_peers_ctas(const struct lc_peers *peers, uint32_t slots)
 {
     uint32_t ctas = smallest(peers->rings.shape.channels / peers->sharers,
@@ -673,6 +729,10 @@ uint32_t lc_peers_exchange_ctas(const struct lc_peers *peers)
     uint32_t sums = lc_peers_ctas(peers, LK_SLOTS_MAX), share = share_of(peers);
     uint32_t beside = peers->share.kept[LC_GRID_SUMS] / peers->sharers; /* in a graph, perhaps */
 
+    if (is_wide(peers)) /* half of what there is for either */
+        return without_idle(peers, smallest(peers->rings.shape.channels / peers->sharers,
+                                            peers->facts.most / peers->sharers,
+                                            share / peers->facts.kernels));
     if (beside < sums)
         beside = sums;
     if (beside >= share)
@@ -684,11 +744,26 @@ uint32_t lc_peers_exchange_ctas(const struct lc_peers *peers)
 }
 
 /* Beside a captured exchange sums may run, as large as beside one that is not. */
-void lc_peers_keep(struct lc_peers *peers, enum lc_grid grid, uint32_t ctas)
+static void keep(struct lc_peers *peers, enum lc_grid grid, uint32_t ctas)
 {
     uint32_t sums = grid == LC_GRID_SUMS ? ctas : lc_peers_ctas(peers, LK_SLOTS_MAX);
 
     lc_budget_keep(&peers->share, LC_GRID_SUMS, sums * peers->sharers);
     if (grid == LC_GRID_EXCHANGES)
         lc_budget_keep(&peers->share, grid, ctas * peers->sharers);
+}
+
+/* Grids that wait for each other have to be resident together, also those that were launched while there were fewer
+ * communicators. What is usual leaves a quarter of the device, in which that finds room; what a job has more may leave nothing,
+ * so that each communicator keeps what its largest call has had, as much for either kind, and later ones get the rest. */
+uint32_t lc_peers_take(struct lc_peers *peers, enum lc_grid grid, uint32_t ctas, bool captured)
+{
+    if (is_wide(peers))
+        ctas = lc_budget_take(&peers->share, ctas, peers->sharers, peers->facts.kernels,
+                              room_on(peers));
+    else if (captured)
+        keep(peers, grid, ctas);
+    if (peers->facts.most && peers->ledger)
+        lc_ledger_larger(&peers->ledger->ring_ctas, ctas);
+    return ctas;
 }

@@ -28,7 +28,7 @@
 struct lc_peers;
 struct lc_room;
 
-/* What they are made for; all but the device and CTAs equal on all ranks. */
+/* What they are made for; all but the device, `ctas` and `beside` equal on all ranks. */
 struct lc_peers_facts {
     int device, rank, ranks;
     size_t cap;   /* bytes that this process may use of a GPU for segments, of all communicators */
@@ -36,6 +36,9 @@ struct lc_peers_facts {
     size_t short_bytes; /* of messages that travel in lines, at most */
     uint32_t kernels;   /* of the communicator that may run at a time */
     uint32_t ctas;      /* of one, at most; may differ between ranks. 0: as is usual */
+    uint32_t
+        most; /* the same where the job says it of ours alone (LOONGCOMM_MAX_CTAS), which wins. 0: it does not */
+    uint32_t beside; /* of one of NCCL's, at most; may differ between ranks. 0: not known */
 };
 
 #define LC_GENERATIONS 6u /* different ones of a communicator, at most */
@@ -101,8 +104,11 @@ const struct lk_rings *lc_peers_rings(const struct lc_peers *peers, uint32_t gen
 uint32_t lc_peers_ctas(const struct lc_peers *peers, uint32_t slots);
 uint32_t lc_peers_exchange_ctas(const struct lc_peers *peers);
 
-/* A grid of so many CTAs has been captured: it stays of that size when communicators are added. */
-void lc_peers_keep(struct lc_peers *peers, enum lc_grid grid, uint32_t ctas);
+/* A grid of `ctas`, which is what one of the two above has said or less, is about to be launched: how many it gets. A captured
+ * one stays of that size when communicators are added. Where the job has said more than is usual, any grid does: what this
+ * gives is never more than what no other communicator has, whatever has been added since the two above were asked. By the
+ * thread that calls the communicator's operations. */
+uint32_t lc_peers_take(struct lc_peers *peers, enum lc_grid grid, uint32_t ctas, bool captured);
 
 /* A call has ended early, since a rank has aborted or is gone: its results are none. Any thread, after the vote. */
 bool lc_peers_were_cut(const struct lc_peers *peers);

@@ -113,19 +113,18 @@ static bool is_one_shot(const struct lc_op *op, const struct lc_situation *now, 
            (!now->grouped || !takes_rings(op, now, true, config));
 }
 
-#define ABSURD (UINT64_C(1) << 47) /* bytes */
-
 /* No memory is that large: whatever NCCL says about such a call, it says. */
 static bool is_absurd(const struct lc_op *op, int ranks)
 {
-    return op->count > (UINT64_C(1) << 47) / (uint64_t)(ranks > 1 ? ranks : 1) / 4;
+    return op->count > LC_MESSAGE_MOST / (uint64_t)(ranks > 1 ? ranks : 1) / 4;
 }
 
 /* `message`: bytes to one rank, `bytes`: as rules of the profile count them. Zeros in it do not travel, whatever is left. */
 static bool takes_exchange(enum lc_op_kind kind, const struct lc_situation *now, uint64_t message,
                            uint64_t bytes, const struct lc_config *config)
 {
-    if (!now->rings || message == 0 || message < config->exchange_min_bytes || message > ABSURD)
+    if (!now->rings || message == 0 || message < config->exchange_min_bytes ||
+        message > LC_MESSAGE_MOST)
         return false;
     if (config->peer == LC_PEER_FORCE)
         return true;

@@ -13,7 +13,8 @@
 #include "interpose/redop.h"
 #include "kernels/rings.h"
 
-#define LC_SCAN_BYTES 4096
+#define LC_SCAN_BYTES   4096
+#define LC_MESSAGE_MOST (UINT64_C(1) << 47) /* bytes: no memory is that large */
 
 enum lc_path {
     LC_PATH_NCCL,

@@ -138,8 +138,7 @@ int lc_rings_launch(const struct lc_op *op, const struct lc_redop *redop,
         l.how.wire = LK_BF16;
     ctas = lc_policy_ctas(op, &now, l.how.wire != l.how.type, bytes,
                           lc_peers_ctas(reducer->peers, rings->shape.slots));
-    if (span->capture)
-        lc_peers_keep(reducer->peers, LC_GRID_SUMS, ctas);
+    ctas = lc_peers_take(reducer->peers, LC_GRID_SUMS, ctas, span->capture != 0);
     if (one_shot)
         return reducer->backend->lk_lines_all_reduce(rings, &l.how, list, n, ctas, span->stream);
     lc_sizing_note(&reducer->sizing,

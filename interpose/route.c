@@ -5,6 +5,7 @@
 #include "common/log.h"
 #include "interpose/comm.h"
 #include "interpose/control/control.h"
+#include "interpose/create.h"
 #include "interpose/feedback.h"
 #include "interpose/gather.h"
 #include "interpose/machine.h"
@@ -92,6 +93,13 @@ static bool has_obstacle(struct lc_room *room, const struct lc_comm *comm)
     return true;
 }
 
+/* Kinds of kernels that may run at a time. No message is as large as what leaves all of them to NCCL. */
+static uint32_t kernels_of(const struct lc_config *config)
+{
+    return 1 + (lc_policy_exchanges(config, lc_machine_profile()) &&
+                config->exchange_min_bytes <= LC_MESSAGE_MOST);
+}
+
 /* Through with it, whatever came of it. */
 static bool has_tried_rings(struct lc_comm *comm, int device)
 {
@@ -111,9 +119,10 @@ static bool has_tried_rings(struct lc_comm *comm, int device)
                                         .cap = config->staging_max,
                                         .start = config->staging_start,
                                         .short_bytes = config->exchange_short_bytes,
-                                        .kernels = 1 + lc_policy_exchanges(config,
-                                                                           lc_machine_profile()),
-                                        .ctas = comm->facts.ctas };
+                                        .kernels = kernels_of(config),
+                                        .ctas = comm->facts.ctas,
+                                        .most = (uint32_t)config->max_ctas,
+                                        .beside = lc_create_nccl_ctas() };
 
         reducer->sizing = (struct lc_sizing){ 0 };
         reducer->peers = lc_peers_new(reducer->backend, room, &facts, &comm->ledger);

@@ -279,8 +279,8 @@ static void graphs_of_one_communicator_leave_room_for_others(void)
         strcpy(peers[n].offers[1].gpu, "0000:65:00.0");
     }
     CHECK(lc_peers_take_room(&peers[0]));
-    lc_peers_keep(&peers[0], LC_GRID_EXCHANGES, 20); /* and 32 of sums */
-    lc_peers_keep(&peers[0], LC_GRID_EXCHANGES, 10);
+    keep(&peers[0], LC_GRID_EXCHANGES, 20); /* and 32 of sums */
+    keep(&peers[0], LC_GRID_EXCHANGES, 10);
     CHECK(lc_peers_ctas(&peers[0], 8) == 32 && lc_peers_exchange_ctas(&peers[0]) == 64);
     CHECK(lc_peers_take_room(&peers[1]));
     CHECK(lc_peers_ctas(&peers[1], 8) == 22 &&
@@ -292,14 +292,14 @@ static void graphs_of_one_communicator_leave_room_for_others(void)
     CHECK(lc_peers_ctas(&peers[1], 8) == 11);
 
     lc_budget_leave(&peers[2].share);
-    lc_peers_keep(&peers[1], LC_GRID_SUMS, 17);
+    keep(&peers[1], LC_GRID_SUMS, 17);
     lc_budget_leave(&peers[0].share);
     CHECK(lc_peers_ctas(&peers[1], 8) == 32 && lc_peers_exchange_ctas(&peers[1]) == 64);
     CHECK(lc_peers_take_room(&peers[2]));
     CHECK(lc_peers_ctas(&peers[2], 8) == 22 &&
           lc_peers_exchange_ctas(&peers[2]) == 22); /* it keeps less than a half */
     lc_budget_leave(&peers[2].share);
-    lc_peers_keep(&peers[1], LC_GRID_EXCHANGES, 64);
+    keep(&peers[1], LC_GRID_EXCHANGES, 64);
     CHECK(!lc_peers_take_room(&peers[3])); /* of 99 - 96 */
     lc_budget_leave(&peers[1].share);
     CHECK(lc_peers_take_room(&peers[3]) && lc_peers_exchange_ctas(&peers[3]) == 64);
@@ -319,7 +319,7 @@ static void graphs_and_other_grids_of_a_communicator_share_its_part(void)
         strcpy(peers[n].offers[1].gpu, "0000:65:00.0");
         CHECK(lc_peers_take_room(&peers[n]));
         if (n == 0)
-            lc_peers_keep(&peers[0], LC_GRID_SUMS, 32);
+            keep(&peers[0], LC_GRID_SUMS, 32);
     }
     CHECK(lc_peers_exchange_ctas(&peers[0]) == 1); /* an equal part is 24 */
     CHECK(lc_peers_ctas(&peers[3], 8) == 11 && lc_peers_exchange_ctas(&peers[3]) == 11);
@@ -371,6 +371,221 @@ static void the_job_says_how_much_a_call_may_take(void)
     CHECK(lc_peers_ctas(&peers, 8) == 64);
     CHECK(lc_peers_ctas(&peers, 6) == 32);                                   /* 48 likewise */
     CHECK(lc_peers_ctas(&peers, 4) == 32 && lc_peers_ctas(&peers, 1) == 32); /* as is usual */
+}
+
+/* ---- LOONGCOMM_MAX_CTAS ---- */
+
+static size_t ring_bytes(const struct lk_ring_shape *s)
+{
+    return s->ranks > LK_DEVICE_RANKS ? 0 : lk_slot_offset(s, LK_EXCHANGE, s->ranks, 0, 0);
+}
+
+static const struct lc_backend shaped = { .lk_ring_bytes = ring_bytes };
+
+#define MB ((size_t)1 << 20)
+
+/* What all ranks have to have alike: nothing of it may depend on the device. `most`: 0, as without the setting. */
+static void the_shape_has_a_channel_for_each_cta(void)
+{
+    static const struct {
+        int ranks;
+        size_t start, cap;
+        uint32_t most, channels, slots, mb;
+    } cases[] = {
+        {2,   16 * MB, 512 * MB, 0,   64,  8, 88 },
+        { 2,  16 * MB, 512 * MB, 32,  64,  8, 88 },
+        { 2,  16 * MB, 512 * MB, 48,  48,  8, 68 },
+        { 2,  16 * MB, 512 * MB, 64,  64,  8, 88 },
+        { 2,  16 * MB, 512 * MB, 128, 128, 8, 136},
+        { 2,  16 * MB, 100 * MB, 128, 128, 4, 96 },
+        { 2,  2 * MB,  512 * MB, 0,   32,  1, 19 },
+        { 2,  2 * MB,  512 * MB, 128, 64,  1, 30 },
+        { 4,  16 * MB, 512 * MB, 0,   64,  4, 101},
+        { 4,  16 * MB, 512 * MB, 96,  96,  4, 149},
+        { 8,  16 * MB, 512 * MB, 0,   64,  4, 164},
+        { 8,  16 * MB, 512 * MB, 128, 128, 4, 325},
+        { 8,  16 * MB, 128 * MB, 128, 64,  1, 66 },
+        { 16, 16 * MB, 512 * MB, 128, 128, 2, 391},
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        struct lc_peers peers = {
+            .backend = &shaped,
+            .facts = {.ranks = cases[i].ranks,
+                      .kernels = 2,
+                      .short_bytes = 512 << 10,
+                      .start = cases[i].start,
+                      .cap = cases[i].cap,
+                      .most = cases[i].most}
+        };
+        struct lk_ring_shape shape = shape_for(&peers);
+        size_t bytes = ring_bytes(&shape);
+
+        CHECK(bytes <= cases[i].cap);
+        CHECK(shape.channels == cases[i].channels && shape.slots == cases[i].slots);
+        CHECK(bytes >> 20 == cases[i].mb);
+    }
+}
+
+/* One on a GPU of its own, of which kernels of NCCL's take `beside` at most. */
+static void join_wide(struct lc_peers *peers, int device, uint32_t most, uint32_t beside,
+                      uint32_t kernels)
+{
+    *peers = waiting((const int[]){ 1, 1 });
+    peers->rings.shape.channels = most < 32 ? 64 : most;
+    peers->rings.shape.slots = 8;
+    peers->facts.device = device;
+    peers->facts.most = most;
+    peers->facts.beside = beside;
+    peers->facts.kernels = kernels;
+    strcpy(peers->offers[1].gpu, "0000:65:00.0");
+}
+
+static void the_job_says_how_much_a_call_of_ours_may_take(void)
+{
+    static const struct {
+        uint32_t most, ctas, beside, kernels, sums, exchanges;
+    } cases[] = {
+        {8,    64, 0,          2, 8,   8  },
+        { 16,  0,  0,          1, 16,  16 },
+        { 64,  0,  0,          1, 64,  64 },
+        { 128, 0,  0,          1, 64,  64 }, /* 99 would have as many channels at most */
+        { 96,  0,  0,          1, 96,  96 },
+        { 128, 4,  4,          1, 128, 128},
+        { 128, 3,  3,          1, 128, 128},
+        { 126, 5,  5,          1, 63,  63 }, /* of 124: NCCL may take 8 */
+        { 128, 4,  4,          2, 64,  64 },
+        { 64,  4,  4,          2, 64,  64 },
+        { 128, 0,  0,          2, 43,  43 },
+        { 96,  64, 64,         1, 96,  96 }, /* a quarter is left at least */
+        { 96,  0,  UINT32_MAX, 1, 96,  96 },
+    };
+    static struct lc_peers peers;
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        join_wide(&peers, 10, cases[i].most, cases[i].beside, cases[i].kernels);
+        peers.facts.ctas = cases[i].ctas;
+        CHECK(lc_peers_take_room(&peers));
+        CHECK(lc_peers_ctas(&peers, 8) == cases[i].sums);
+        CHECK(lc_peers_exchange_ctas(&peers) == cases[i].exchanges);
+        CHECK(lc_peers_take(&peers, LC_GRID_SUMS, cases[i].sums, false) == cases[i].sums);
+        lc_budget_leave(&peers.share);
+    }
+}
+
+/* The first one takes what its calls need, a second one the rest, and a third one stays with NCCL: until the first has gone. */
+static void what_a_call_has_had_is_kept(void)
+{
+    static struct lc_peers peers[3];
+
+    for (int n = 0; n < 3; n++)
+        join_wide(&peers[n], 11, 100, 4, 1); /* of 128 */
+    CHECK(lc_peers_take_room(&peers[0]) && lc_peers_ctas(&peers[0], 8) == 100);
+    CHECK(lc_peers_take(&peers[0], LC_GRID_SUMS, 20, false) == 20);
+    CHECK(lc_peers_take(&peers[0], LC_GRID_SUMS, 100, false) == 100);
+    CHECK(lc_peers_take_room(&peers[1]));
+    CHECK(lc_peers_ctas(&peers[0], 8) == 100); /* as before */
+    CHECK(lc_peers_ctas(&peers[1], 8) == 25);  /* of 28 */
+    CHECK(lc_peers_take(&peers[1], LC_GRID_SUMS, 100, false) == 28);
+    CHECK(!lc_peers_take_room(&peers[2]));
+    CHECK(lc_peers_take(&peers[1], LC_GRID_SUMS, 100, true) == 28);
+    lc_budget_leave(&peers[0].share);
+    CHECK(lc_peers_ctas(&peers[1], 8) == 100);
+    CHECK(lc_peers_take_room(&peers[2]) && lc_peers_ctas(&peers[2], 8) == 50);
+    CHECK(lc_peers_take(&peers[1], LC_GRID_SUMS, 100, false) == 64);
+    CHECK(lc_peers_take(&peers[2], LC_GRID_SUMS, 100, false) == 64);
+    lc_budget_leave(&peers[1].share);
+    lc_budget_leave(&peers[2].share);
+}
+
+/* Both kinds may run at a time, whichever was called first. */
+static void either_kind_of_call_keeps_room_for_the_other(void)
+{
+    static struct lc_peers peers[2];
+
+    join_wide(&peers[0], 12, 64, 4, 2);
+    join_wide(&peers[1], 12, 64, 4, 2);
+    CHECK(lc_peers_take_room(&peers[0]));
+    CHECK(lc_peers_take(&peers[0], LC_GRID_EXCHANGES, 60, false) == 60);
+    CHECK(!lc_peers_take_room(&peers[1])); /* 8 */
+    CHECK(lc_peers_take(&peers[0], LC_GRID_SUMS, 64, false) == 64);
+    CHECK(peers[0].share.kept[LC_GRID_SUMS] == 64 && peers[0].share.kept[LC_GRID_EXCHANGES] == 64);
+    lc_budget_leave(&peers[0].share);
+}
+
+/* Between asking and taking another communicator has come. */
+static void what_another_has_got_in_between_is_not_taken(void)
+{
+    static struct lc_peers peers[2];
+    uint32_t ctas;
+
+    for (int n = 0; n < 2; n++)
+        join_wide(&peers[n], 13, 128, 4, 1);
+    CHECK(lc_peers_take_room(&peers[0]));
+    ctas = lc_peers_ctas(&peers[0], 8);
+    CHECK(ctas == 128 && lc_peers_take_room(&peers[1]));
+    CHECK(lc_peers_take(&peers[0], LC_GRID_SUMS, ctas, false) == 64);
+    CHECK(lc_peers_take(&peers[1], LC_GRID_SUMS, ctas, false) == 64);
+    lc_budget_leave(&peers[0].share);
+    lc_budget_leave(&peers[1].share);
+}
+
+static uint32_t draw(uint64_t *state, uint32_t below)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(*state >> 33) % below;
+}
+
+#define OWNERS 6
+#define ROUNDS 2000
+
+/* CTAs of one GPU that communicators have under way, of all its ranks and of both kinds. */
+static _Atomic uint32_t under_way;
+static struct lc_peers new_one;
+
+/* A communicator's life, again and again: two ranks on the GPU. What is launched stays under way, at its largest, to the
+ * end, as a grid may that waits for a stream. */
+static void *live(void *arg)
+{
+    uint64_t state = (uint64_t)(uintptr_t)arg;
+    struct lc_peers peers;
+
+    for (int i = 0; i < ROUNDS; i++) {
+        uint32_t largest[LC_GRIDS] = { 0 };
+
+        peers = new_one;
+        if (!lc_peers_take_room(&peers))
+            continue;
+        for (uint32_t calls = draw(&state, 6); calls > 0; calls--) {
+            enum lc_grid grid = (enum lc_grid)draw(&state, LC_GRIDS);
+            uint32_t ctas = grid == LC_GRID_SUMS ? lc_peers_ctas(&peers, 8)
+                                                 : lc_peers_exchange_ctas(&peers);
+
+            ctas = lc_peers_take(&peers, grid, 1 + draw(&state, ctas), draw(&state, 4) == 0);
+            if (ctas <= largest[grid])
+                continue;
+            CHECK(atomic_fetch_add(&under_way, 2 * (ctas - largest[grid])) +
+                      2 * (ctas - largest[grid]) <=
+                  132 - 2 * 4);
+            largest[grid] = ctas;
+        }
+        atomic_fetch_sub(&under_way, 2 * (largest[0] + largest[1]));
+        lc_budget_leave(&peers.share);
+    }
+    return NULL;
+}
+
+static void all_that_is_under_way_finds_room(void)
+{
+    pthread_t threads[OWNERS];
+
+    join_wide(&new_one, 14, 128, 4, 2);
+    new_one.offers[1].gpu[0] = '\0';
+    for (uintptr_t i = 0; i < OWNERS; i++)
+        CHECK(pthread_create(&threads[i], NULL, live, (void *)(i + 1)) == 0);
+    for (int i = 0; i < OWNERS; i++)
+        CHECK(pthread_join(threads[i], NULL) == 0);
+    CHECK(atomic_load(&under_way) == 0);
 }
 
 static void a_failure_between_two_looks_is_not_missed(void)
@@ -436,6 +651,12 @@ int main(void)
     graphs_of_one_communicator_leave_room_for_others();
     graphs_and_other_grids_of_a_communicator_share_its_part();
     the_job_says_how_much_a_call_may_take();
+    the_shape_has_a_channel_for_each_cta();
+    the_job_says_how_much_a_call_of_ours_may_take();
+    what_a_call_has_had_is_kept();
+    either_kind_of_call_keeps_room_for_the_other();
+    what_another_has_got_in_between_is_not_taken();
+    all_that_is_under_way_finds_room();
     child_of_a_fork_can_share_a_device();
     a_failure_between_two_looks_is_not_missed();
     a_failure_before_is_not_missed();

@@ -50,6 +50,28 @@ static void bad_and_unknown_values_fall_back_and_are_counted(void)
     unsetenv("LOONGCOMM_");
 }
 
+/* Anything else would be a grid that there is no shape for. */
+static void ctas_are_none_or_enough(void)
+{
+    static const char *const bad[] = { "7", "1", "129", "128k", "-8", "8.0", "many", "" };
+    static const char *const good[] = { "0", "8", "96", "128" };
+    struct lc_config cfg;
+    uint64_t usual;
+
+    CHECK(lc_config_load(&cfg) == 0 && cfg.max_ctas == 0);
+    usual = lc_config_hash(&cfg);
+    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+        setenv("LOONGCOMM_MAX_CTAS", bad[i], 1);
+        CHECK(lc_config_load(&cfg) == 1 && cfg.max_ctas == 0);
+    }
+    for (size_t i = 0; i < sizeof(good) / sizeof(*good); i++) {
+        setenv("LOONGCOMM_MAX_CTAS", good[i], 1);
+        CHECK(lc_config_load(&cfg) == 0 && cfg.max_ctas == strtoul(good[i], NULL, 10));
+        CHECK((lc_config_hash(&cfg) == usual) == (cfg.max_ctas == 0)); /* ranks must agree */
+    }
+    unsetenv("LOONGCOMM_MAX_CTAS");
+}
+
 static void the_file_is_read_and_variables_win(void)
 {
     struct lc_config cfg;
@@ -138,6 +160,7 @@ int main(void)
     close(fd);
     defaults_when_unset();
     bad_and_unknown_values_fall_back_and_are_counted();
+    ctas_are_none_or_enough();
     the_file_is_read_and_variables_win();
     bad_lines_are_counted_and_skipped();
     what_is_no_small_text_file_is_refused();
