@@ -27,6 +27,8 @@ static const struct unequal cases[] = {
     {"equal",      RANKS, "",                    "",      NULL,                                         false},
     { "settings",  1,     "LOONGCOMM_MIN_BYTES", "32k",
      "have the LOONGCOMM_ settings of rank 0: all of its calls stay with NCCL; rank 1\n",               false},
+    { "ctas",      2,     "LOONGCOMM_MAX_CTAS",  "64",
+     "have the LOONGCOMM_ settings of rank 0: all of its calls stay with NCCL; rank 2\n",               false},
     { "version",   2,     "LD_PRELOAD",          "other",
      "have the version of loongcomm of rank 0: all of its calls stay with NCCL; rank 2\n",              false},
     { "without",   2,     "LD_PRELOAD",          "",      "stay with NCCL; rank 2\n",                   true },
