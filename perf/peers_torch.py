@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """All-reduces and all-to-alls through torch.distributed between GPUs of one machine, in turns of one run: NCCL as it comes,
 NCCL on registered windows, torch's symmetric-memory one-shot and two-shot, what torch's bf16_compress_hook does (cast, NCCL,
-cast back), and loongcomm preloaded (exact, with bf16 on the wire, each also where the job allows 64 CTAs instead of 32, and
-for all-to-alls told by loongcommSetMask).
+cast back), and loongcomm preloaded (exact, with bf16 on the wire, each also where the job allows 64 CTAs instead of 32, or
+128 with --wide, and for all-to-alls told by loongcommSetMask).
 
-usage: perf/peers_torch.py [--ranks N] [--rounds N] [--cases LIST] [--seconds N] [--library FILE] [--json FILE]
+usage: perf/peers_torch.py [--ranks N] [--rounds N] [--cases LIST] [--seconds N] [--wide] [--library FILE] [--json FILE]
 
 Cases are numbers from 0; --list says them. Each call takes the next part of its buffers, which are twice what the L2 holds.
 `graph`: twenty calls in a CUDA graph. Times are the device's for one call, the longest of the ranks: calls are queued while
@@ -55,6 +55,14 @@ SETS = {"NCCL": None, "windows": None, "torch": None, "loongcomm": {},
         "loongcomm, bf16 wire": {"LOONGCOMM_ALLREDUCE_WIRE": "bf16"},
         "loongcomm, 64 CTAs": {"NCCL_MAX_CTAS": "64"},
         "loongcomm, 64 CTAs, bf16 wire": {"LOONGCOMM_ALLREDUCE_WIRE": "bf16", "NCCL_MAX_CTAS": "64"}}
+# Of sums alone: all-to-alls, which such a set does not measure, would have half of the multiprocessors.
+WIDE = {"LOONGCOMM_MAX_CTAS": "128", "NCCL_MAX_CTAS": "4", "LOONGCOMM_EXCHANGE_MIN_BYTES": "1000000g"}
+
+
+def sets_of(wide):
+    if not wide:
+        return SETS
+    return {name.replace("64", "128"): {**settings, **WIDE} if "64" in name else settings for name, settings in SETS.items()}
 
 
 def calls_of(case):
@@ -343,7 +351,7 @@ def main(options):
     begun, sets, records = time.monotonic(), {}, []
     os.environ.setdefault("LOONGCOMM_PEER", "force")
     try:
-        for variant, settings in SETS.items():
+        for variant, settings in sets_of(options.wide).items():
             sets[variant] = resident.Set(__file__, variant, options.ranks, settings=settings or {},
                                          library=options.library if settings is not None else None)
         about = [ranks.answers()[0] for ranks in sets.values()][0]
@@ -383,6 +391,7 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--cases", type=lambda text: [int(n) for n in text.split(",")], default=list(range(len(CASES))))
+    parser.add_argument("--wide", action="store_true")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--library", default=resident.LIBRARY)
     parser.add_argument("--json")

@@ -17,6 +17,7 @@ TICKS = (0.25, 0.5, 1, 1.5, 2, 3, 4, 5)
 # colour, and whether the mark is filled
 WAYS = {"loongcomm": ("#2874a6", True), "loongcomm, bf16 wire": ("#1e8449", True), "loongcomm, mask": ("#7d3c98", True),
         "loongcomm, 64 CTAs": ("#2874a6", False), "loongcomm, 64 CTAs, bf16 wire": ("#1e8449", False),
+        "loongcomm, 128 CTAs": ("#2874a6", False), "loongcomm, 128 CTAs, bf16 wire": ("#1e8449", False),
         "NCCL, windows": ("#566573", False), "NCCL, bf16 hook": ("#d68910", False),
         "torch one-shot": ("#c0392b", False), "torch two-shot": ("#c0392b", True)}
 
@@ -88,7 +89,8 @@ def cell(ways, names):
 def table(document):
     columns = {"windows": ["NCCL, windows"], "PyTorch's symmetric memory": ["torch one-shot", "torch two-shot"],
                "`bf16_compress_hook`": ["NCCL, bf16 hook"], "loongcomm": ["loongcomm"], "bf16 on the wire": ["loongcomm, bf16 wire"],
-               "64 CTAs: exact": ["loongcomm, 64 CTAs"], "64 CTAs: bf16": ["loongcomm, 64 CTAs, bf16 wire"]}
+               "64 CTAs: exact": ["loongcomm, 64 CTAs"], "64 CTAs: bf16": ["loongcomm, 64 CTAs, bf16 wire"],
+               "128 CTAs: exact": ["loongcomm, 128 CTAs"], "128 CTAs: bf16": ["loongcomm, 128 CTAs, bf16 wire"]}
     columns = {title: names for title, names in columns.items() if any(r["variant"] in names for r in document["records"])}
     yield "| case | NCCL | " + " | ".join(columns) + " |"
     yield "|---|" + "---|" * (len(columns) + 1)

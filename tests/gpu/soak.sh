@@ -3,13 +3,13 @@
 #
 # usage: tests/gpu/soak.sh LOGS BUILD [SECONDS [RANKS]]
 # Random programs of everything at once (tests/gpu/mixed) on the GPUs at hand for SECONDS (300) in all: 2, 4 and 8 ranks
-# (or the parts with RANKS alone), which share a GPU under MPS where there are too few, two and four communicators,
-# matrix products beside, graphs, rings that grow and rings of one slot, bf16 on the wire, also with error feedback and
-# rounded stochastically, one queue to the device; at first NCCL alone, which has to take the programs, too. What is not
-# built in the folder BUILD is built (sm_90 unless GPU_ARCH says otherwise), which is not counted. Seeds begin at
-# SOAK_SEED (the time of day); a program that fails or hangs names its own: `mixed --seed N --programs 1` makes it
-# again. Logs go to the folder LOGS; summary.txt has a line for each part. Ends with `N passed, N failed, N skipped`; 77
-# where there is no GPU.
+# (or the parts with RANKS alone), which share a GPU under MPS where there are too few, one, two and four communicators,
+# matrix products beside, graphs, rings that grow and rings of one slot, as many CTAs as there may be, bf16 on the wire,
+# also with error feedback and rounded stochastically, one queue to the device; at first NCCL alone, which has to take
+# the programs, too. What is not built in the folder BUILD is built (sm_90 unless GPU_ARCH says otherwise), which is not
+# counted. Seeds begin at SOAK_SEED (the time of day); a program that fails or hangs names its own: `mixed --seed N
+# --programs 1` makes it again. Logs go to the folder LOGS; summary.txt has a line for each part. Ends with `N passed, N
+# failed, N skipped`; 77 where there is no GPU.
 set -u
 root=$(readlink -f "$(dirname "$0")/../..")
 [ $# -ge 2 ] || { sed -n '4,12s/^# \?//p' "$0" >&2; exit 2; }
@@ -51,6 +51,7 @@ ours="LD_PRELOAD=$build/interpose/libloongcomm.so LOONGCOMM_PEER=force"
 bf16=LOONGCOMM_ALLREDUCE_WIRE=bf16
 fed="LOONGCOMM_ERROR_FEEDBACK=yes LOONGCOMM_ROUNDING=stochastic LOONGCOMM_FEEDBACK_MAX=32m"
 one_slot="LOONGCOMM_STAGING_START=1m LOONGCOMM_STAGING_GROW=0"
+wide="LOONGCOMM_MAX_CTAS=128 NCCL_MAX_CTAS=4"
 grows="LOONGCOMM_STAGING_START=1m LOONGCOMM_STAGING_WARMUP=8 LOONGCOMM_STAGING_CALM=300"
 # NAME RANKS PARTS-OF-THE-TIME SETTINGS -- OPTIONS
 parts="plain-2 2 2 -- --comms 2
@@ -67,6 +68,8 @@ one-slot-8 8 4 $ours $bf16 $one_slot -- --comms 2
 grows-4 4 4 $ours $grows -- --comms 2 --bytes 32000000
 cast-4 4 3 $ours LOONGCOMM_PEER=off $bf16-accurate -- --comms 2
 cast-fed-4 4 2 $ours LOONGCOMM_PEER=off $bf16-accurate $fed -- --comms 2
+wide-2 2 3 $ours $bf16 $wide -- --comms 1 --bytes 24000000
+wide-4 4 2 $ours LOONGCOMM_MAX_CTAS=64 -- --comms 2
 one-queue-2 2 3 $ours CUDA_DEVICE_MAX_CONNECTIONS=1 -- --comms 2"
 [ -z "${4:-}" ] || parts=$(awk -v ranks="$4" '$2 == ranks' <<<"$parts")
 [ -n "$parts" ] || { echo "soak.sh: no part has ${4:-} ranks; 2, 4 and 8 do" >&2; exit 2; }
