@@ -431,7 +431,9 @@ static void the_shape_has_a_channel_for_each_cta(void)
 static void join_wide(struct lc_peers *peers, int device, uint32_t most, uint32_t beside,
                       uint32_t kernels)
 {
-    *peers = waiting((const int[]){ 1, 1 });
+    static const int well[] = { 1, 1 };
+
+    *peers = waiting(well);
     peers->rings.shape.channels = most < 32 ? 64 : most;
     peers->rings.shape.slots = 8;
     peers->facts.device = device;
