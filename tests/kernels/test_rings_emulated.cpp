@@ -1007,6 +1007,27 @@ void words_that_are_refreshed_come_before_those_that_count()
     }
 }
 
+/* What a job has that asks for as many CTAs as there may be, but gets few. */
+void as_many_channels_as_there_may_be()
+{
+    node sums({ 2, LK_CHANNELS_MAX, 2, 16384, 0 });
+    lk_ring_shape few = { 2, LK_CHANNELS_MAX, 1, 0, 0 },
+                  lines = { 2, LK_CHANNELS_MAX, 4, 0, 70000 };
+
+    pretend_all(&sums, (UINT64_C(1) << 32) - 2);
+    run_case(&sums, granule_case(sums.shape, RINGS_ALL_REDUCE, 3, 900), 0);
+    run_case(&sums, granule_case(sums.shape, RINGS_REDUCE_SCATTER, 1, 300), 1);
+    for (const lk_ring_shape &shape : { few, lines }) {
+        std::vector<exchange_message> messages = three_of_each_pair(shape);
+        exchange_plan plan = { shape.ranks, 0, 0, messages.size(), messages.data() };
+        node n(shape);
+
+        pretend_all(&n, (UINT64_C(1) << 32) - 2);
+        run_plan(&n, plan, 1, all_at_once);
+        run_plan(&n, plan, 2, all_at_once);
+    }
+}
+
 void short_messages_go_through_either_kernel()
 {
     for (uint64_t seed = 0; seed < 24; seed++) {
@@ -1252,6 +1273,7 @@ int main(int argc, char **argv)
     an_abort_ends_an_exchange_that_a_rank_never_joins(100000);
     one_cta_has_more_units_than_lanes();
     exchanges_of_many_units_and_ranks();
+    as_many_channels_as_there_may_be();
     words_that_are_refreshed_come_before_those_that_count();
     short_messages_go_through_either_kernel();
     teams_move_whole_tiles();
