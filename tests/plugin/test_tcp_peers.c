@@ -924,7 +924,7 @@ static void what_ends_meanwhile_comes_back(void)
 
     begin();
     pair = pair_open(ctx, 0);
-    slow = &((struct conn *)pair.recv)->lanes[1];
+    slow = &((struct conn *)pair.send)->lanes[1];
     for (int i = 0; i < slow->conn->n_lanes; i++) {
         wait_until_up(pair.send, i, true);
         wait_until_up(pair.recv, i, true);
@@ -932,10 +932,89 @@ static void what_ends_meanwhile_comes_back(void)
     pthread_mutex_lock(&slow->io);
     for (int i = 0; i < slow->conn->n_lanes; i++)
         wait_until_up(pair.send, i, i == 1);
+    conn_lock(slow->conn);
+    CHECK(slow->conn->parking == PARK_AGREED);
+    conn_unlock_unchanged(slow->conn);
     (void)post_any(pair.send, true);
     lane_unlock(slow);
     for (int i = 0; i < slow->conn->n_lanes; i++)
         wait_until_up(pair.send, i, true);
+    pair_close(&pair);
+    lc_net_tcp.fini(ctx);
+}
+
+static void wait_until_parking(struct conn *conn, enum parking parking)
+{
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+    bool there = false;
+
+    while (!there) {
+        conn_lock(conn);
+        there = conn->parking == parking;
+        conn_unlock_unchanged(conn);
+        CHECK(!lc_deadline_passed(end));
+        usleep(1000);
+    }
+}
+
+/* With another socket than the one of this epoch. */
+static void wait_until_back(struct lane *lane, uint32_t epoch)
+{
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+    bool back = false;
+
+    while (!back) {
+        conn_lock(lane->conn);
+        back = lane->up && lane->epoch > epoch;
+        conn_unlock_unchanged(lane->conn);
+        CHECK(!lc_deadline_passed(end));
+        usleep(1000);
+    }
+}
+
+static void lose_socket(struct lane *lane)
+{
+    lane_break(lane, "lost with all that has come");
+    lane_unlock(lane);
+}
+
+/* The question, or the answer, is lost with the socket: who could not call its sender back would wait for it in vain. */
+static void what_is_lost_of_parking_brings_the_sender_back(bool answer)
+{
+    struct pair pair;
+    struct lane *near;
+    struct lane *far;
+    uint32_t epoch;
+    unsigned char bytes[2] = { 7 };
+
+    begin();
+    pair = pair_open_narrow(ctx, 0);
+    near = &((struct conn *)pair.send)->lanes[0];
+    far = &((struct conn *)pair.recv)->lanes[0];
+    wait_until_up(pair.recv, 0, true);
+    epoch = near->epoch;
+    pthread_mutex_lock(&far->io);
+    wait_until_parking(near->conn, PARK_ASKED);
+    pthread_mutex_lock(&near->io); /* whoever has asked has written it */
+    if (answer) {
+        lane_unlock(far);
+        lane_kick(far, 1);
+        wait_until_parking(far->conn, PARK_AGREED);
+        while (pthread_mutex_trylock(&far->io) != 0) /* likewise */
+            sched_yield();
+        lane_unlock(far);
+        lose_socket(near);
+    } else {
+        lane_unlock(near);
+        conn_lock(far->conn);
+        far->has_home = false;
+        conn_unlock(far->conn);
+        lose_socket(far);
+    }
+    wait_until_back(near, epoch);
+    wait_until_back(far, epoch);
+    pair_send(&pair, bytes, 1, bytes + 1, 1);
+    CHECK(bytes[1] == 7);
     pair_close(&pair);
     lc_net_tcp.fini(ctx);
 }
@@ -947,7 +1026,6 @@ static void who_cannot_call_keeps_its_socket(void)
     struct conn *sender;
     struct conn *receiver;
     uint32_t epoch;
-    bool asked = false;
 
     begin();
     pair = pair_open_narrow(ctx, 0);
@@ -956,21 +1034,14 @@ static void who_cannot_call_keeps_its_socket(void)
     conn_lock(receiver);
     receiver->lanes[0].has_home = false;
     conn_unlock(receiver);
-    while (!asked) {
-        conn_lock(sender);
-        asked = sender->parking >= PARK_ASKED;
-        conn_unlock_unchanged(sender);
-        usleep(1000);
-    }
-    usleep(200000); /* for the answer */
+    wait_until_parking(sender, PARK_OVER);
     CHECK(is_up(pair.recv, 0));
     epoch = sender->lanes[0].epoch;
     pthread_mutex_lock(&sender->lanes[0].io);
     CHECK(shutdown(sender->lanes[0].fd, SHUT_RDWR) == 0);
     lane_unlock(&sender->lanes[0]);
     lane_kick(&sender->lanes[0], 2); /* sees its end */
-    wait_until_up(pair.send, 0, true);
-    CHECK(sender->lanes[0].epoch > epoch);
+    wait_until_back(&sender->lanes[0], epoch);
     pair_close(&pair);
     lc_net_tcp.fini(ctx);
 }
@@ -1176,6 +1247,8 @@ int main(int argc, char **argv)
         what_was_closed_meanwhile_is_an_error(false);
         what_ends_meanwhile_comes_back();
         who_cannot_call_keeps_its_socket();
+        what_is_lost_of_parking_brings_the_sender_back(false);
+        what_is_lost_of_parking_brings_the_sender_back(true);
     } else if (strcmp(what, "many") == 0) {
         communicators_cost_what_is_used_of_them();
     } else if (strcmp(what, "limit") == 0) {

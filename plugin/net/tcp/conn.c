@@ -690,7 +690,7 @@ static void fill_last(struct lane *lane, int at)
 
     if (must_ask(conn)) {
         add_ask(lane, at);
-    } else if (park_take_question(conn)) {
+    } else if (lane->index == 0 && park_take_question(conn)) {
         f.type = LC_TCP_PARK;
         add_frame(lane, at, &f, NULL, 0);
     } else if (atomic_load(&conn->leaving) && !conn->said_leaving) {
@@ -757,7 +757,14 @@ static void fill_receiver(struct lane *lane)
                               .seq = conn->acked,
                               .size = conn->posted,
                               .arg = (uint32_t)conn->n_lanes };
+    const struct lc_tcp_frame park = { .magic = LC_TCP_FRAME_MAGIC,
+                                       .type = LC_TCP_PARK,
+                                       .lane = (uint8_t)lane->index };
 
+    if (park_take_answer(conn)) {
+        add_frame(lane, 0, &park, NULL, 0);
+        return;
+    }
     if (!conn->dirty)
         return;
     conn->dirty = false;
@@ -980,7 +987,7 @@ void conn_end_piece(struct lane *lane)
             confirm_complete(conn);
         }
     }
-    if (lane->count - lane->told >= RING / 4 || conn->peer_leaving)
+    if (lane->count - lane->told >= RING / 4 || conn->peer_leaving || park_passed(conn))
         conn->dirty = true;
     if (conn->dirty)
         conn_unlock(conn);
@@ -1009,17 +1016,19 @@ int conn_down(struct lane *lane, const struct lc_tcp_frame *f)
     return 0;
 }
 
-/* Whoever moves a lane ends it, as in conn_down; this one is moved once more behind what is being read. */
+/* Whoever moves a lane ends it, as in conn_down; this one is moved once more behind what is being read. A receiver answers then. */
 int conn_park(struct lane *lane)
 {
     struct conn *conn = lane->conn;
-    bool agreed;
+    bool ends = false;
 
     conn_lock(conn);
-    agreed = park_agree(conn);
-    conn->dirty |= !agreed;
+    if (conn->sends)
+        ends = park_agreed(conn);
+    else
+        conn->dirty |= !park_agree(conn);
     conn_unlock(conn);
-    for (int i = 0; i < conn->n_lanes && agreed; i++)
+    for (int i = 0; i < conn->n_lanes && ends; i++)
         lane_kick(&conn->lanes[i], 1);
     return 0;
 }
@@ -1105,8 +1114,9 @@ void conn_fill_batch(struct lane *lane)
         fill_sender(lane);
     else
         fill_receiver(lane);
-    /* Also while what is sent again goes in part: its caller may have gone. */
-    lane->owes = lost || (conn->sends && has_lost(conn));
+    /* Also while what is sent again goes in part: its caller may have gone. Who has asked whether sockets may end has to read
+     * the answer, and nobody calls. */
+    lane->owes = lost || (conn->sends && (has_lost(conn) || conn->parking == PARK_ASKED));
     lane->idle = lane->iov_n == 0;
     /* With several rails it depends on the time, too. */
     lane->rests = lane->idle && conn->n_rails <= 1;

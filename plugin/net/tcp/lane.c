@@ -107,7 +107,7 @@ void lane_break(struct lane *lane, const char *cause)
     quiet = conn->closing || conn->peer_gone || conn->error;
     if (lane->up) {
         mark_down(lane);
-        quiet |= conn->parking == PARK_ASKED || conn->parking == PARKED;
+        quiet |= conn->parking == PARK_AGREED || conn->parking == PARKED;
         lane->lost += !quiet;
         lane->rail_lost += !quiet && conn->n_up > 0 && !has_device(conn, lane->dev);
     }

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * NCCL makes connections that it may never use: of a job whose messages are short, half. One on which nothing was sent or
- * awaited for a while does without sockets: the sender asks, the receiver agrees by ending them, and the first message, or
- * its receiver that waits for it, brings them back. Nothing can get lost with them, for nothing was sent. All with
- * conn->lock held. */
+ * awaited for a while does without sockets: the sender asks, the receiver agrees, the sender ends them, and the first message,
+ * or its receiver that waits for it, brings them back. Nothing can get lost with them, for nothing was sent. Who has not heard
+ * the answer when a socket breaks comes back at once: the receiver may not know of the question, or be unable to call. All
+ * with conn->lock held. */
 #include "common/deadline.h"
 #include "plugin/net/tcp/tcp_internal.h"
 
@@ -61,7 +62,24 @@ bool park_agree(struct conn *conn)
     if (conn->parking != PARK_FRESH || conn->posted || conn->error || conn->closing ||
         !may_call(conn))
         return false;
-    conn->parking = PARK_ASKED;
+    conn->parking = PARK_AGREED;
+    conn->agrees = true;
+    return true;
+}
+
+bool park_take_answer(struct conn *conn)
+{
+    bool agrees = conn->agrees && conn->parking == PARK_AGREED;
+
+    conn->agrees = false;
+    return agrees;
+}
+
+bool park_agreed(struct conn *conn)
+{
+    if (conn->parking != PARK_ASKED)
+        return false;
+    conn->parking = PARK_AGREED;
     for (int i = 0; i < conn->n_lanes; i++) {
         struct lane *lane = &conn->lanes[i];
 
@@ -75,18 +93,20 @@ bool park_agree(struct conn *conn)
 
 bool park_lost(struct conn *conn)
 {
-    if (conn->posted || (conn->parking != PARK_ASKED && conn->parking != PARKED))
+    if (conn->parking == PARK_ASKED)
+        conn->parking = PARK_FRESH;
+    if (conn->posted || (conn->parking != PARK_AGREED && conn->parking != PARKED))
         return false;
     if (conn->n_up == 0)
         conn->parking = PARKED;
     return true;
 }
 
-/* Some sockets may have ended, and others not yet. Since it asked, a sender has dialled for none. */
+/* Some sockets may have ended, and others not yet. Since its receiver agreed, a sender has dialled for none. */
 bool park_end(struct conn *conn)
 {
-    bool asked = conn->parking == PARK_ASKED || conn->parking == PARKED;
-    bool missing = asked && (conn->sends ? !has_all(conn) : conn->n_up == 0);
+    bool agreed = conn->parking == PARK_AGREED || conn->parking == PARKED;
+    bool missing = agreed && (conn->sends ? !has_all(conn) : conn->n_up == 0);
 
     conn->parking = PARK_OVER;
     if (!missing)
@@ -102,6 +122,15 @@ bool park_end(struct conn *conn)
 
 void park_refused(struct conn *conn)
 {
-    if (conn->parking == PARK_ASKED)
+    if (conn->parking == PARK_ASKED || conn->parking == PARK_AGREED)
         conn->parking = PARK_OVER;
+}
+
+/* The sender has not ended the sockets though it might. If one has broken meanwhile it may not know. */
+bool park_passed(struct conn *conn)
+{
+    if (conn->parking != PARK_AGREED)
+        return false;
+    conn->parking = PARK_OVER;
+    return true;
 }

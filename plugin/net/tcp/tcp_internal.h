@@ -190,10 +190,11 @@ enum attendance {
 /* See park.c. */
 enum parking {
     PARK_FRESH,
-    PARK_DUE,   /* sender: it is to ask */
-    PARK_ASKED, /* its sockets may end; receiver: they do */
-    PARKED,     /* there are none */
-    PARK_OVER,  /* it is used, or was called back */
+    PARK_DUE,    /* sender: it is to ask */
+    PARK_ASKED,  /* sender: it has, and waits for the answer */
+    PARK_AGREED, /* its sockets may end; sender: they do */
+    PARKED,      /* there are none */
+    PARK_OVER,   /* it is used, or was called back */
 };
 
 struct conn {
@@ -267,6 +268,7 @@ struct conn {
     int n_up;
     bool was_up;
     enum parking parking;
+    bool agrees;        /* receiver: of which the sender is to hear */
     int64_t up_since;   /* of the newest socket */
     int64_t down_since; /* with n_up == 0 */
     unsigned refused;   /* dials, or a receiver's probes, refused in a row */
@@ -493,10 +495,11 @@ void park_attached(struct conn *conn); /* a lane has a socket */
 /* True: some lane is to be moved, so that it asks; else `next`, if it may be later. */
 bool park_look(struct conn *conn, int64_t now, int64_t *next);
 bool park_take_question(struct conn *conn); /* a PARK is to be sent now, once */
-/* A PARK has come; true: the lanes end, which have to be moved. Else the sender is to hear of it, so that it comes back when a
- * socket breaks. */
-bool park_agree(struct conn *conn);
-void park_refused(struct conn *conn); /* sender: a CONTROL has come, and who agrees says nothing */
+bool park_agree(struct conn *conn);         /* receiver: a PARK has come; false: a CONTROL is due */
+bool park_take_answer(struct conn *conn);   /* receiver: a PARK is to be sent now, once */
+bool park_agreed(struct conn *conn); /* sender: a PARK has come; true: the lanes have to be moved */
+void park_refused(struct conn *conn); /* sender: a CONTROL has come, and who agrees sends none */
+bool park_passed(struct conn *conn);  /* receiver: a message has come; true: a CONTROL is due */
 bool park_lost(struct conn *conn);    /* a socket has ended; true: as it should */
 bool park_end(
     struct conn

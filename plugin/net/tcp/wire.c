@@ -42,8 +42,8 @@ int lc_tcp_frame_check(const struct lc_tcp_frame *frame, bool to_receiver)
         return -EPROTO;
     switch (frame->type) {
     case LC_TCP_PIECE: return to_receiver ? check_piece(frame) : -EPROTO;
+    case LC_TCP_PARK: return frame->length == 0 ? 0 : -EPROTO;
     case LC_TCP_DOWN:
-    case LC_TCP_PARK:
     case LC_TCP_ASK: return to_receiver && frame->length == 0 ? 0 : -EPROTO;
     case LC_TCP_CONTROL: return to_receiver ? -EPROTO : check_control(frame);
     case LC_TCP_ERROR: return frame->length <= LC_TCP_TEXT ? 0 : -EPROTO;

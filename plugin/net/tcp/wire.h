@@ -3,7 +3,7 @@
  * What travels. A connection carries messages one way, over several sockets ("lanes"). The side that connects sends
  * HELLO first on every lane, the other answers REPLY; from then on frames, little-endian, go both ways:
  *     sender to receiver     PIECE (its payload behind it), DOWN, ASK, PARK, ERROR, BYE
- *     receiver to sender     CONTROL, ERROR, BYE
+ *     receiver to sender     CONTROL, PARK, ERROR, BYE
  * Messages are numbered from 0 in the order of isend and irecv. A message is cut into pieces; any lane may carry any
  * piece, and each lane counts its pieces over its whole life, through broken sockets. The receiver's CONTROL says how
  * many messages have come, how many receives are posted and how long they are, and how many pieces each lane has
@@ -19,7 +19,7 @@
 #include <stdint.h>
 
 #define LC_TCP_MAGIC   0x6c63746370317e0aull
-#define LC_TCP_VERSION 6u
+#define LC_TCP_VERSION 7u
 #define LC_TCP_TOKEN   16
 #define LC_TCP_LANES   16 /* most of one connection */
 #define LC_TCP_RAILS   4  /* most interfaces of one connection */
@@ -109,7 +109,9 @@ enum lc_tcp_frame_type {
     LC_TCP_CONTROL,   /* seq: acked; size: posted; `arg` lane words and size - seq sizes follow */
     LC_TCP_ERROR,     /* the other side has failed; `length` bytes of text follow */
     LC_TCP_ASK,       /* message `seq`, a long one, waits for its receive */
-    LC_TCP_PARK, /* nothing was sent: the receiver, if it waits for nothing, may end all sockets */
+    /* Nothing was sent: may all sockets end? The receiver, if it waits for nothing and can call the sender back, answers by the
+     * same, and the sender ends them. */
+    LC_TCP_PARK,
     /* The other side closes; seq: acked, from a receiver; size: messages sent, from a sender. `arg` is 1: the sender is there
      * until all of them are confirmed. */
     LC_TCP_BYE,
