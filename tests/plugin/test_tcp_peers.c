@@ -518,6 +518,24 @@ static void cut_off(struct relay *relay)
         sched_yield();
 }
 
+/* Lanes are to be given up, for they stand still, and the last breaks meanwhile: no deadline has passed. */
+static void who_breaks_while_it_is_given_up_has_its_time(void)
+{
+    struct pair pair = pair_open(ctx, 0);
+    struct conn *conn = (struct conn *)pair.recv;
+
+    pair_stream(&pair, 20, 100000, 4, 1);
+    for (int i = 0; i < conn->n_lanes; i++)
+        pthread_mutex_lock(&conn->lanes[i].io);
+    for (int i = 0; i < conn->n_lanes; i++)
+        lane_break(&conn->lanes[i], "nothing comes through it");
+    service_end_late(conn);
+    for (int i = 0; i < conn->n_lanes; i++)
+        lane_unlock(&conn->lanes[i]);
+    pair_stream(&pair, 20, 100000, 4, 2);
+    pair_close(&pair);
+}
+
 /* Its farewell cannot arrive, for no socket is left; the receiver has to ask. */
 static void a_close_without_a_way_is_heard(void)
 {
@@ -1223,6 +1241,7 @@ int main(int argc, char **argv)
         what_had_come_from_a_killed_peer_is_read();
         begin();
         keep_what_is_said();
+        who_breaks_while_it_is_given_up_has_its_time();
         a_close_without_a_way_is_heard();
         a_peer_that_is_there_is_waited_for();
         last_messages_outlive_a_broken_socket();

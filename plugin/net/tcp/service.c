@@ -651,14 +651,15 @@ static bool look_at(struct conn *conn, int64_t now, struct wanted *wanted, int *
     return late;
 }
 
-static void fail_late(struct conn *conn)
+/* Of lanes that stand still the last may have broken just now, and then its time begins. */
+void service_end_late(struct conn *conn)
 {
     char cause[CAUSE];
     bool late;
 
     conn_lock(conn);
     memcpy(cause, conn->cause, sizeof(cause));
-    late = conn->n_up == 0;
+    late = conn->n_up == 0 && lc_now_ns() >= conn->down_since + engine.timeout_ns;
     conn_unlock(conn);
     if (!late) {
         for (int i = 0; i < conn->n_lanes; i++)
@@ -723,7 +724,7 @@ static int64_t look_after(int64_t now)
         if (conn && expired) {
             conn_close(conn); /* drops the reference of the caller, who left, or never came back */
         } else if (conn) {
-            fail_late(conn);
+            service_end_late(conn);
         }
         if (conn)
             conn_unref(conn);

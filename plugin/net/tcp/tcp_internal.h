@@ -428,7 +428,9 @@ void pool_leave(
 
 /* service.c */
 void *service_main(void *arg);
-void conn_work(struct conn *conn);           /* something was posted: start it */
+void conn_work(struct conn *conn); /* something was posted: start it */
+/* On the service thread: the deadline has passed without a socket, or lanes are to be given up. */
+void service_end_late(struct conn *conn);
 int service_listen(int dev, uint16_t *port); /* with engine.lock held */
 void service_close(
     void); /* all its sockets; with engine.lock held, and no other thread of the engine running */
