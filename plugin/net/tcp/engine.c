@@ -15,10 +15,11 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#define PLENTY       8      /* processors of a rank */
-#define MANY         4      /* threads that somebody asks for where there are fewer */
-#define SPIN_MOST    102400 /* microseconds */
-#define LEAVE_NS     ((int64_t)20 * 1000000) /* most have gone by then, and the threads end here */
+#define PLENTY    8      /* processors of a rank */
+#define MANY      4      /* threads that somebody asks for where there are fewer */
+#define SPIN_MOST 102400 /* microseconds */
+/* Most have gone by then, and the threads end here. Nobody but the caller waits: no other connection is open. */
+#define LEAVE_NS     ((int64_t)20 * 1000000)
 #define TOMBSTONE_NS ((int64_t)30 * 1000000000)
 
 struct engine engine = {
@@ -386,13 +387,13 @@ void engine_drop(void)
         if (!outlives)
             stop();
         atomic_store(&engine.outlives, outlives);
+        if (outlives) /* with life held: the service thread may end, and close what this writes to */
+            engine_wake();
     }
     pthread_mutex_unlock(&engine.life);
     /* Not with life held, for which a library that is unloaded waits. */
-    if (outlives) {
+    if (outlives)
         leave_pin();
-        engine_wake();
-    }
 }
 
 /* The library is unloaded, or the process ends by exit(). NCCL's interfaces before v11 never
