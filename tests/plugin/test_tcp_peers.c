@@ -1064,6 +1064,53 @@ static void who_cannot_call_keeps_its_socket(void)
     lc_net_tcp.fini(ctx);
 }
 
+enum leaving {
+    FITS,  /* into the receiver's socket, which nobody reads */
+    MUCH,  /* more than that */
+    BROKEN /* the sender's socket is gone, and what came through it is not known */
+};
+
+/* A process that exits waits no longer for who stands still than until all is at its machine. */
+static void what_is_at_the_peers_machine_is_enough(enum leaving how)
+{
+    struct pair pair;
+    struct lane *near;
+    struct lane *far;
+    int bytes = 8192;
+    int messages = how == MUCH ? 20 : 2;
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+
+    begin();
+    pair = pair_open_narrow(ctx, 0);
+    near = &((struct conn *)pair.send)->lanes[0];
+    far = &((struct conn *)pair.recv)->lanes[0];
+    wait_until_up(pair.recv, 0, true);
+    pthread_mutex_lock(&far->io);
+    if (how == MUCH)
+        CHECK(setsockopt(far->fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof(bytes)) == 0);
+    for (int i = 0; i < messages; i++) {
+        memset(brief, i + 1, sizeof(brief));
+        send_brief(pair.send);
+    }
+    conn_ref(near->conn); /* it may be over as soon as the other side reads */
+    lc_net_tcp.close_send(pair.send);
+    if (how == BROKEN) {
+        pthread_mutex_lock(&near->io);
+        lose_socket(near);
+    }
+    while (how == FITS && !leave_is_with_peers()) {
+        CHECK(!lc_deadline_passed(end));
+        usleep(1000);
+    }
+    CHECK(leave_any() && (how == FITS || !leave_is_with_peers()));
+    conn_unref(near->conn);
+    lane_unlock(far);
+    for (int i = 0; i < messages; i++)
+        CHECK(take_brief(pair.recv));
+    lc_net_tcp.close_recv(pair.recv);
+    lc_net_tcp.fini(ctx);
+}
+
 /* What was sent has come, and the sender is told so, though its receiver fails, for it waits in vain for one more. */
 static void who_leaves_hears_from_a_receiver_that_waits_for_more(void)
 {
@@ -1080,7 +1127,7 @@ static void who_leaves_hears_from_a_receiver_that_waits_for_more(void)
     from = lc_now_ns();
     lc_net_tcp.close_send(pair.send);
     CHECK(wait_error(recv) == -EREMOTEIO);
-    leave_wait(engine.timeout_ns);
+    leave_wait(engine.timeout_ns, false);
     CHECK(lc_now_ns() - from < engine.timeout_ns / 2);
     lc_net_tcp.close_recv(pair.recv);
     lc_net_tcp.fini(ctx);
@@ -1250,6 +1297,9 @@ int main(int argc, char **argv)
         last_messages_come_to_a_slow_receiver(false);
         last_messages_come_to_a_slow_receiver(true);
         who_leaves_hears_from_a_receiver_that_waits_for_more();
+        what_is_at_the_peers_machine_is_enough(FITS);
+        what_is_at_the_peers_machine_is_enough(MUCH);
+        what_is_at_the_peers_machine_is_enough(BROKEN);
     } else if (strcmp(what, "deadline") == 0) {
         begin();
         keep_what_is_said();

@@ -382,7 +382,7 @@ void engine_drop(void)
         return;
     pthread_mutex_lock(&engine.life);
     if (--engine.users == 0) {
-        leave_wait(LEAVE_NS);
+        leave_wait(LEAVE_NS, false);
         outlives = leave_any();
         if (!outlives)
             stop();

@@ -2,15 +2,19 @@
  *
  * What was sent and is not confirmed when its caller closes. Test has said of a message with a copy that it is over, so its
  * caller counts on it: the connection stays until all have come to the receiver's process, with new sockets if need be, and the
- * engine stays for it though nobody else uses it. The limits are NET_TIMEOUT, and the end of the process, which waits for
- * EXIT_NS. */
+ * engine stays for it though nobody else uses it. The limits are NET_TIMEOUT, and the end of the process. That waits for
+ * SYSTEM_NS, and for EXIT_NS where something may not have come to the peer's machine yet: what is there a process that stands
+ * still reads when it goes on, though nobody is there who could send it again. */
 #include "common/deadline.h"
 #include "common/log.h"
 #include "plugin/net/tcp/tcp_internal.h"
 
 #include <dlfcn.h>
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 
-#define EXIT_NS ((int64_t)5 * 1000000000)
+#define EXIT_NS   ((int64_t)5 * 1000000000)
+#define SYSTEM_NS ((int64_t)1 * 1000000000)
 
 /* All that is not confirmed is a copy of ours. What its caller gives up unfinished, as in an abort, nobody counts on. With
  * conn->lock held. */
@@ -86,12 +90,56 @@ bool leave_is_over(struct conn *conn, int64_t now, int64_t *next)
     return over;
 }
 
-void leave_wait(int64_t most)
+/* Of the lane all that it has to bring, as what has been sent is not confirmed. With engine.lock held; io, which comes before
+ * that, is only tried: who has it is at work. */
+static bool is_at_peer(struct lane *lane)
+{
+    int left = 0;
+    bool at_peer;
+
+    if (pthread_mutex_trylock(&lane->io) != 0)
+        return false;
+    at_peer = lane->fd >= 0 && lane->iov_n == 0 && ioctl(lane->fd, SIOCOUTQ, &left) == 0 &&
+              left == 0;
+    pthread_mutex_unlock(&lane->io);
+    return at_peer;
+}
+
+/* With engine.lock held. */
+static bool is_with_peer(struct conn *conn)
+{
+    bool owes[LC_TCP_LANES] = { false };
+    bool is;
+
+    conn_lock(conn);
+    is = conn->n_redo == 0;
+    for (int i = 0; i < conn->n_lanes; i++) {
+        owes[i] = conn->lanes[i].told < conn->lanes[i].count;
+        is &= conn->lanes[i].settled;
+    }
+    conn_unlock_unchanged(conn);
+    for (int i = 0; i < conn->n_lanes && is; i++)
+        is = !owes[i] || is_at_peer(&conn->lanes[i]);
+    return is;
+}
+
+bool leave_is_with_peers(void)
+{
+    bool all = true;
+
+    pthread_mutex_lock(&engine.lock);
+    for (struct conn *conn = engine.conns; conn && all; conn = conn->next)
+        all = !atomic_load(&conn->leaving) || is_with_peer(conn);
+    pthread_mutex_unlock(&engine.lock);
+    return all;
+}
+
+void leave_wait(int64_t most, bool for_systems)
 {
     const struct timespec pause = { .tv_nsec = 1000000 };
     int64_t end = lc_now_ns() + most;
 
-    while (leave_any() && lc_now_ns() < end)
+    while (leave_any() && !(for_systems && leave_is_with_peers()) && lc_now_ns() < end)
         nanosleep(&pause, NULL);
 }
 
@@ -126,5 +174,6 @@ void leave_all(void)
     }
     pthread_mutex_unlock(&engine.lock);
     engine_wake();
-    leave_wait(EXIT_NS);
+    leave_wait(SYSTEM_NS, false);
+    leave_wait(EXIT_NS - SYSTEM_NS, true);
 }

@@ -487,8 +487,10 @@ void leave(struct conn *conn); /* its caller closes it, and has no reference any
  * later. */
 bool leave_is_over(struct conn *conn, int64_t now, int64_t *next);
 bool leave_any(void);
-void leave_wait(int64_t most); /* nanoseconds, for all of them */
-void leave_pin(void);          /* the library stays loaded */
+bool leave_is_with_peers(void); /* all that they owe has come to the peers' machines */
+/* So many nanoseconds at most, for all of them; `for_systems`: or until that. */
+void leave_wait(int64_t most, bool for_systems);
+void leave_pin(void); /* the library stays loaded */
 void leave_all(
     void); /* the process ends: whoever is open leaves, and it waits for them; with engine.life held */
 
