@@ -1266,6 +1266,27 @@ static void few_descriptors_mean_fewer_sockets(void)
     lc_net_tcp.fini(ctx);
 }
 
+static void who_leaves(void)
+{
+    last_messages_come_to_a_slow_receiver(false);
+    last_messages_come_to_a_slow_receiver(true);
+    who_leaves_hears_from_a_receiver_that_waits_for_more();
+    what_is_at_the_peers_machine_is_enough(FITS);
+    what_is_at_the_peers_machine_is_enough(MUCH);
+    what_is_at_the_peers_machine_is_enough(BROKEN);
+}
+
+static void who_is_unused(void)
+{
+    what_is_not_used_needs_no_socket();
+    what_was_closed_meanwhile_is_an_error(true);
+    what_was_closed_meanwhile_is_an_error(false);
+    what_ends_meanwhile_comes_back();
+    who_cannot_call_keeps_its_socket();
+    what_is_lost_of_parking_brings_the_sender_back(false);
+    what_is_lost_of_parking_brings_the_sender_back(true);
+}
+
 int main(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : "";
@@ -1294,12 +1315,7 @@ int main(int argc, char **argv)
         last_messages_outlive_a_broken_socket();
         lc_net_tcp.fini(ctx);
     } else if (strcmp(what, "leaving") == 0) {
-        last_messages_come_to_a_slow_receiver(false);
-        last_messages_come_to_a_slow_receiver(true);
-        who_leaves_hears_from_a_receiver_that_waits_for_more();
-        what_is_at_the_peers_machine_is_enough(FITS);
-        what_is_at_the_peers_machine_is_enough(MUCH);
-        what_is_at_the_peers_machine_is_enough(BROKEN);
+        who_leaves();
     } else if (strcmp(what, "deadline") == 0) {
         begin();
         keep_what_is_said();
@@ -1311,13 +1327,7 @@ int main(int argc, char **argv)
         a_child_holds_no_dial();
         a_child_of_a_child_closes_nothing();
     } else if (strcmp(what, "unused") == 0) {
-        what_is_not_used_needs_no_socket();
-        what_was_closed_meanwhile_is_an_error(true);
-        what_was_closed_meanwhile_is_an_error(false);
-        what_ends_meanwhile_comes_back();
-        who_cannot_call_keeps_its_socket();
-        what_is_lost_of_parking_brings_the_sender_back(false);
-        what_is_lost_of_parking_brings_the_sender_back(true);
+        who_is_unused();
     } else if (strcmp(what, "many") == 0) {
         communicators_cost_what_is_used_of_them();
     } else if (strcmp(what, "limit") == 0) {
