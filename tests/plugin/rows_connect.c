@@ -706,10 +706,10 @@ static void talk_once(void)
 /* Of an address that its network is still asked about, as for the first second of one that comes while jobs start. */
 static void address_that_is_not_there_yet(void)
 {
-    shell(
-        "ip -6 addr flush dev lcsix && "
-        "sysctl -q -w net.ipv6.conf.lcsix.accept_dad=1 net.ipv6.conf.lcsix.dad_transmits=10000 && "
-        "ip -6 addr add fd00:9::2/64 dev lcsix");
+    if (shell_status("sysctl -q -w net.ipv6.conf.lcsix.accept_dad=1 "
+                     "net.ipv6.conf.lcsix.dad_transmits=10000 2>/dev/null"))
+        skip("cannot keep an address in that state: /proc/sys is not ours to write");
+    shell("ip -6 addr flush dev lcsix && ip -6 addr add fd00:9::2/64 dev lcsix");
     plugin_log_clear();
     CHECK(plugin_load() == 0);
     CHECK(plugin_log_count(LC_NCCL_LOG_WARN, "NCCL_SOCKET_IFNAME") == 1);
