@@ -125,6 +125,7 @@ const char *lc_input_why(int err)
     switch (err) {
     case -EISDIR: return "it is a folder";
     case -ENXIO: return "it is no regular file";
+    case -EADDRINUSE: return "standard output or error goes there";
     case -EFBIG: return "it is too large";
     default: return strerror(-err);
     }

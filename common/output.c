@@ -104,24 +104,79 @@ static int open_stream(const char *path, int flags, FILE **out)
     return err;
 }
 
+static bool is_same(const struct stat *st, int fd)
+{
+    struct stat other;
+
+    return fstat(fd, &other) == 0 && st->st_dev == other.st_dev && st->st_ino == other.st_ino;
+}
+
+/* 0, or why nothing may be put at `path`. */
+static int check_place(const char *path)
+{
+    struct stat st;
+
+    if (stat(path, &st) != 0)
+        return 0;
+    if (!S_ISREG(st.st_mode))
+        return S_ISDIR(st.st_mode) ? -EISDIR : -ENXIO;
+    return is_same(&st, STDOUT_FILENO) || is_same(&st, STDERR_FILENO) ? -EADDRINUSE : 0;
+}
+
+/* Processes of other machines or containers may have our number, so a name that is there belongs to somebody. */
+static int open_temporary(struct lc_output_file *file)
+{
+    int err = -EEXIST;
+
+    for (int i = 0; i < 100 && err == -EEXIST; i++) {
+        struct timespec now = { 0 };
+
+        (void)clock_gettime(CLOCK_REALTIME, &now);
+        if (asprintf(&file->temporary, "%s.tmp%d-%09ld", file->target, (int)getpid(), now.tv_nsec) <
+            0)
+            return -ENOMEM;
+        err = open_stream(file->temporary, O_EXCL | O_NOFOLLOW, &file->out);
+        if (err)
+            free(file->temporary);
+    }
+    return err;
+}
+
 int lc_output_open(struct lc_output_file *file, const char *path)
 {
     struct lc_output_file mine = { .path = path };
-    struct stat st;
-    int err;
+    int err = check_place(path);
 
-    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode))
-        return S_ISDIR(st.st_mode) ? -EISDIR : -ENXIO;
-    if (asprintf(&mine.temporary, "%s.tmp%d", path, (int)getpid()) < 0)
-        return -ENOMEM;
-    /* There may be one of a process that had our number and is gone, or a link that waits for us. */
-    (void)unlink(mine.temporary);
-    err = open_stream(mine.temporary, O_EXCL | O_NOFOLLOW, &mine.out);
     if (err)
-        free(mine.temporary);
+        return err;
+    mine.target = realpath(path, NULL); /* a link stays, and leads to the new file */
+    if (!mine.target)
+        mine.target = strdup(path);
+    if (!mine.target)
+        return -ENOMEM;
+    err = open_temporary(&mine);
+    if (err)
+        free(mine.target);
     else
         *file = mine;
     return err;
+}
+
+int lc_output_extend(struct lc_output_file *file, const char *suffix)
+{
+    char *longer;
+    int err;
+
+    if (asprintf(&longer, "%s%s", file->target, suffix) < 0)
+        return -ENOMEM;
+    err = check_place(longer);
+    if (err) {
+        free(longer);
+        return err;
+    }
+    free(file->target);
+    file->target = longer;
+    return 0;
 }
 
 int lc_output_close(struct lc_output_file *file, bool keep)
@@ -134,11 +189,12 @@ int lc_output_close(struct lc_output_file *file, bool keep)
         err = -EIO;
     if (fclose(file->out) != 0 && !err)
         err = -errno;
-    if (!err && keep && rename(file->temporary, file->path) != 0)
+    if (!err && keep && rename(file->temporary, file->target) != 0)
         err = -errno;
     if (err || !keep)
         (void)unlink(file->temporary);
     free(file->temporary);
+    free(file->target);
     *file = (struct lc_output_file){ 0 };
     return err;
 }

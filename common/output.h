@@ -22,14 +22,19 @@ const char *lc_output_bytes(uint64_t bytes, char out[LC_OUTPUT_BYTES]);
 
 /* A file that appears whole or not at all: it is written beside its name, and renamed at the end. */
 struct lc_output_file {
-    const char *path; /* where it is to appear; the caller's */
+    const char *path; /* as it was named; the caller's */
+    char *target;     /* where it is to appear: what a link leads to */
     char *temporary;
     FILE *out; /* NULL: not open */
 };
 
-/* 0 or -errno. What is at `path` must be a regular file or nothing: -EISDIR or -ENXIO (lc_input_why), since a rename would
- * take the place of a device. */
+/* 0 or -errno (lc_input_why). What is at `path` must be a regular file or nothing: -EISDIR or -ENXIO, since a rename would
+ * take the place of a device; -EADDRINUSE where it is our standard output or error, whose text would be lost. Others may write the
+ * same file at the same time: the last to close has its own there. A link that leads nowhere is replaced. */
 int lc_output_open(struct lc_output_file *file, const char *path);
+
+/* It is to appear under a longer name, beside where it would have: 0, or an error as above, and then nothing has changed. */
+int lc_output_extend(struct lc_output_file *file, const char *suffix);
 
 /* Without `keep` it goes. Also of one that is not open. 0, or -errno, and then it is gone as well. */
 int lc_output_close(struct lc_output_file *file, bool keep);

@@ -24,6 +24,16 @@ int lc_bench_file_open(struct lc_output_file *file, const char *path)
     return path ? say(lc_output_open(file, path), path) : 0;
 }
 
+int lc_bench_file_extend(struct lc_output_file *file, const char *suffix)
+{
+    int err = lc_output_extend(file, suffix);
+
+    if (err)
+        fprintf(stderr, "loongcomm-bench: cannot write %s%s: %s\n", file->path, suffix,
+                lc_input_why(err));
+    return err;
+}
+
 int lc_bench_file_close(struct lc_output_file *file, bool keep)
 {
     const char *path = file->path;

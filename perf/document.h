@@ -15,6 +15,9 @@
 /* `path` NULL: none is wanted. 0, or -errno after a line on stderr. */
 int lc_bench_file_open(struct lc_output_file *file, const char *path);
 
+/* It is to appear under a longer name (lc_output_extend). */
+int lc_bench_file_extend(struct lc_output_file *file, const char *suffix);
+
 /* Without `keep` it goes. Also of one that was not opened. */
 int lc_bench_file_close(struct lc_output_file *file, bool keep);
 

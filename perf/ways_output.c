@@ -198,7 +198,7 @@ static void write_failed(struct lc_ways_output *output)
 /* What a job that fails had measured before is FILE.part's. */
 int lc_ways_output_close(struct lc_ways_output *output, int left, bool good)
 {
-    char part[PATH_MAX + 8];
+    bool complete = true;
     int err;
 
     if (left > 0)
@@ -206,12 +206,12 @@ int lc_ways_output_close(struct lc_ways_output *output, int left, bool good)
     if (output->file.out) {
         lc_json_end(&output->json);
         lc_json_key_int(&output->json, "left", left > 0 ? left : 0);
-        if (!good)
+        if (!good) {
             write_failed(output);
-        snprintf(part, sizeof(part), "%s.part", output->file.path);
-        output->file.path = good ? output->file.path : part;
+            complete = lc_bench_file_extend(&output->file, ".part") == 0;
+        }
     }
-    err = lc_bench_file_close_json(&output->file, &output->json, 1, true);
+    err = lc_bench_file_close_json(&output->file, &output->json, 1, complete);
     free(output);
     return err;
 }

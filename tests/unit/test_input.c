@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -124,21 +125,86 @@ static void only_what_may_be_a_library_is_loaded(void)
     CHECK(!lc_input_is_loadable("/dev/zero") && !lc_input_is_loadable(folder));
 }
 
+static bool holds(const char *path, const char *text)
+{
+    char *back = NULL;
+    size_t size;
+    bool same = lc_input_read(AT_FDCWD, path, 0, 100, &back, &size) == 0 && strcmp(back, text) == 0;
+
+    free(back);
+    return same;
+}
+
+static void put_whole(const char *path, const char *text)
+{
+    struct lc_output_file file = { 0 };
+
+    CHECK(lc_output_open(&file, path) == 0 && fputs(text, file.out) >= 0);
+    CHECK(lc_output_close(&file, true) == 0 && holds(path, text));
+}
+
 static void files_appear_whole_or_not_at_all(void)
 {
     struct lc_output_file file = { 0 };
-    char temporary[64];
+    mode_t before = umask(0027);
+    struct stat st;
 
     CHECK(lc_output_close(&file, true) == 0);
     CHECK(lc_output_open(&file, "new") == 0 && fputs("whole", file.out) >= 0);
     CHECK(access("new", F_OK) != 0 && lc_output_close(&file, true) == 0 && !file.out);
-    CHECK(read_file("new", 5) == 0);
-    (void)snprintf(temporary, sizeof(temporary), "new.tmp%d", (int)getpid());
-    CHECK(access(temporary, F_OK) != 0);
-    CHECK(symlink("file", temporary) == 0); /* is not written through */
+    CHECK(holds("new", "whole") && stat("new", &st) == 0 && (st.st_mode & 07777) == 0640);
     CHECK(lc_output_open(&file, "new") == 0 && fputs("other words", file.out) >= 0);
-    CHECK(lc_output_close(&file, false) == 0 && access(temporary, F_OK) != 0);
-    CHECK(read_file("new", 5) == 0 && read_file("file", 1) == 0);
+    CHECK(lc_output_close(&file, false) == 0 && holds("new", "whole"));
+    umask(before);
+}
+
+static void names_may_get_longer(void)
+{
+    struct lc_output_file file = { 0 };
+
+    CHECK(mkdir("new.folder", 0700) == 0);
+    CHECK(lc_output_open(&file, "new") == 0 && fputs("a part", file.out) >= 0);
+    CHECK(lc_output_extend(&file, ".folder") == -EISDIR && rmdir("new.folder") == 0);
+    CHECK(lc_output_extend(&file, ".part") == 0 && lc_output_close(&file, true) == 0);
+    CHECK(holds("new.part", "a part") && holds("new", "whole") && unlink("new.part") == 0);
+}
+
+/* As of containers with a folder in common, in each of which a process has the same number. */
+static void two_that_write_one_file_leave_one_of_both(void)
+{
+    struct lc_output_file first = { 0 }, second = { 0 };
+
+    CHECK(lc_output_open(&first, "new") == 0 && lc_output_open(&second, "new") == 0);
+    CHECK(fputs("first", first.out) >= 0 && fputs("second", second.out) >= 0);
+    CHECK(lc_output_close(&first, true) == 0 && holds("new", "first"));
+    CHECK(lc_output_close(&second, true) == 0 && holds("new", "second"));
+}
+
+static void links_stay_and_lead_to_what_is_written(void)
+{
+    struct stat st;
+
+    put_whole("link", "linked");
+    CHECK(holds("file", "linked") && lstat("link", &st) == 0 && S_ISLNK(st.st_mode));
+    CHECK(symlink("none", "to-none") == 0);
+    put_whole("to-none", "here");
+    CHECK(lstat("to-none", &st) == 0 && S_ISREG(st.st_mode));
+}
+
+/* What is printed would be lost; /dev/stdout is such a link. */
+static void own_output_is_not_replaced(void)
+{
+    struct lc_output_file file = { 0 };
+    int saved = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 0);
+    int fd = open("file", O_WRONLY | O_CLOEXEC);
+    struct stat st;
+
+    CHECK(saved >= 0 && fd >= 0 && dup2(fd, STDOUT_FILENO) == STDOUT_FILENO);
+    CHECK(symlink("/proc/self/fd/1", "stdout") == 0);
+    CHECK(lc_output_open(&file, "file") == -EADDRINUSE &&
+          lc_output_open(&file, "stdout") == -EADDRINUSE);
+    CHECK(lstat("stdout", &st) == 0 && S_ISLNK(st.st_mode));
+    CHECK(dup2(saved, STDOUT_FILENO) == STDOUT_FILENO && close(saved) == 0 && close(fd) == 0);
 }
 
 static void what_is_no_file_is_not_replaced(void)
@@ -166,8 +232,8 @@ static void what_is_no_file_is_not_replaced(void)
 
 static void sweep(void)
 {
-    static const char *const names[] = { "file", "fifo",   "to-fifo", "socket",
-                                         "loop", "closed", "link",    "new" };
+    static const char *const names[] = { "file",   "fifo", "to-fifo", "socket",  "loop",
+                                         "closed", "link", "new",     "to-none", "stdout" };
 
     for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++)
         CHECK(unlink(names[i]) == 0);
@@ -183,6 +249,10 @@ int main(void)
     links_are_followed_unless_told_otherwise();
     only_what_may_be_a_library_is_loaded();
     files_appear_whole_or_not_at_all();
+    names_may_get_longer();
+    two_that_write_one_file_leave_one_of_both();
+    links_stay_and_lead_to_what_is_written();
+    own_output_is_not_replaced();
     what_is_no_file_is_not_replaced();
     sweep();
     return 0;
