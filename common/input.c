@@ -5,11 +5,19 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #define FIRST_ROOM ((size_t)4096) /* files of /proc say that they are empty */
+
+/* /dev/null, what an empty file is given as. */
+static bool is_null(const struct stat *st)
+{
+    return S_ISCHR(st->st_mode) && st->st_rdev == makedev(1, 3);
+}
 
 static int check(int fd, struct stat *st)
 {
@@ -17,7 +25,7 @@ static int check(int fd, struct stat *st)
         return -errno;
     if (S_ISDIR(st->st_mode))
         return -EISDIR;
-    return S_ISREG(st->st_mode) ? 0 : -ENXIO;
+    return S_ISREG(st->st_mode) || is_null(st) ? 0 : -ENXIO;
 }
 
 int lc_input_check(int fd)
@@ -48,6 +56,14 @@ int lc_input_open(int folder, const char *path, int flags)
     return open_regular(folder, path, flags, &st);
 }
 
+/* A pipe has nothing for the moment. */
+static void wait_for_more(int fd)
+{
+    struct pollfd pipe = { .fd = fd, .events = POLLIN };
+
+    (void)poll(&pipe, 1, -1);
+}
+
 /* What is there now, whatever its size was: at most `room` bytes. The number of bytes, or -errno. */
 static ssize_t read_some(int fd, char *to, size_t room)
 {
@@ -56,7 +72,9 @@ static ssize_t read_some(int fd, char *to, size_t room)
     while (have < room) {
         ssize_t got = read(fd, to + have, room - have);
 
-        if (got < 0 && errno != EINTR)
+        if (got < 0 && errno == EAGAIN)
+            wait_for_more(fd);
+        else if (got < 0 && errno != EINTR)
             return -errno;
         if (got == 0)
             break;
@@ -97,20 +115,46 @@ static int read_all(int fd, size_t first, size_t most, char **out, size_t *size)
     return 0;
 }
 
+/* Takes `fd`. */
+static int read_open(int fd, const struct stat *st, size_t most, char **out, size_t *size)
+{
+    int err = -EFBIG;
+
+    if (st->st_size <= 0 || (size_t)st->st_size <= most)
+        err = read_all(fd, (size_t)st->st_size, most, out, size);
+    close(fd);
+    return err;
+}
+
 int lc_input_read(int folder, const char *path, int flags, size_t most, char **out, size_t *size)
 {
     struct stat st = { 0 };
     int fd = open_regular(folder, path, flags, &st);
-    int err;
 
+    return fd < 0 ? fd : read_open(fd, &st, most, out, size);
+}
+
+int lc_input_read_argument(const char *path, size_t most, char **out, size_t *size)
+{
+    int err = lc_input_read(AT_FDCWD, path, 0, most, out, size);
+    struct stat st;
+    int fd;
+
+    if (err != -ENXIO || stat(path, &st) != 0 || !S_ISFIFO(st.st_mode))
+        return err;
+    fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     if (fd < 0)
-        return fd;
-    if (st.st_size > 0 && (size_t)st.st_size > most)
-        err = -EFBIG;
-    else
-        err = read_all(fd, (size_t)st.st_size, most, out, size);
-    close(fd);
-    return err;
+        return -errno;
+    if (fstat(fd, &st) != 0 || !S_ISFIFO(st.st_mode)) {
+        close(fd);
+        return -ENXIO;
+    }
+    err = read_open(fd, &st, most, out, size);
+    if (err || *size)
+        return err;
+    free(*out);
+    *out = NULL;
+    return -ENXIO;
 }
 
 bool lc_input_is_loadable(const char *name)

@@ -6,7 +6,6 @@
 #include "common/input.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -157,7 +156,7 @@ int lc_results_load(const char *path, struct lc_results *out)
     int err;
 
     out->path = path;
-    err = lc_input_read(AT_FDCWD, path, 0, MAX_FILE, &text, &size);
+    err = lc_input_read_argument(path, MAX_FILE, &text, &size);
     if (err)
         return refuse(path, lc_input_why(err));
     if (memchr(text, '\0', size)) /* blank to cJSON */

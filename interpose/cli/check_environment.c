@@ -48,6 +48,8 @@ static void check_settings(struct lc_cli_doctor *doctor)
         lc_cli_remedy(&doctor->findings, "unset LOONGCOMM_ENABLE");
     }
     err = *config->nccl ? unreadable(config->nccl) : 0;
+    if (!err && !lc_input_is_loadable(config->nccl))
+        err = -ENXIO;
     if (err) {
         lc_cli_find(&doctor->findings, LC_CLI_WARNING, "setting-nccl",
                     "LOONGCOMM_NCCL names %s: %s", config->nccl, lc_input_why(err));

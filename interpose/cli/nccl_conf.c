@@ -41,7 +41,7 @@ static void read_file(const char *path)
     char *rest = text;
     char *line;
 
-    if (err && err != -ENOENT)
+    if (err && err != -ENOENT && err != -ENOTDIR)
         lc_cli_say("settings for NCCL in %s are left out: %s", path, lc_input_why(err));
     while ((line = strsep(&rest, "\n")))
         keep(line);

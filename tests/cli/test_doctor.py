@@ -316,6 +316,9 @@ raise ImportError("\\x1b[2J" + "x" * 100000)""")
         self.assert_finding(findings, "nccl-file-missing", "warning", "it is no regular file; NCCL may wait for it for ever")
         findings = self.doctor(code=0, PYTHONPATH=site, NCCL_CONF_FILE=self.folder)
         self.assert_finding(findings, "nccl-file-missing", "warning", "it is a folder; NCCL goes on without it")
+        findings = self.doctor(code=0, PYTHONPATH=site, NCCL_CONF_FILE="/dev/null", LOONGCOMM_NCCL="/dev/null")
+        self.assertNotIn("nccl-file-missing", findings)
+        self.assert_finding(findings, "setting-nccl", "warning", "/dev/null", "it is no regular file")
 
     def test_library_that_cannot_be_preloaded_is_an_error(self):
         command, library = self.install("p")

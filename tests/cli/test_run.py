@@ -187,6 +187,12 @@ class Run(CliTest):
             self.assertIn("settings for NCCL in %s are left out: %s" % (self.path("nccl.conf"), why), "\n".join(said))
             self.assertEqual(len(got), 2)
 
+    def test_no_settings_of_nccls_are_no_news(self):
+        for changes in ({"NCCL_CONF_FILE": "/dev/null"}, {"HOME": "/dev/null"}):
+            got, said = self.channels(**self.TORCH2, **changes)
+            self.assertNotIn("left out", "\n".join(said))
+            self.assertEqual(len(got), 2)
+
     def test_folder_that_cannot_be_made_is_an_error(self):
         result = call("run", "--dir", self.path("no", "such"), "--", "true")
         self.assertEqual(result.returncode, 1)

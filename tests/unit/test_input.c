@@ -94,7 +94,8 @@ static void what_is_no_file_is_refused_without_waiting(void)
     close(writer);
     make_socket("socket");
     CHECK(read_file("socket", 10) == -ENXIO);
-    CHECK(read_file("/dev/zero", 10) == -ENXIO && read_file("/dev/null", 10) == -ENXIO);
+    CHECK(read_file("/dev/zero", 10) == -ENXIO);
+    CHECK(read_file("/dev/null", 0) == 0); /* an empty file */
     CHECK(read_file(".", 10) == -EISDIR);
     CHECK(symlink("loop", "loop") == 0 && read_file("loop", 10) == -ELOOP);
     CHECK(read_file("none", 10) == -ENOENT);
