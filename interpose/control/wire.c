@@ -149,6 +149,8 @@ int lc_conn_send(struct lc_conn *conn, enum lc_frame_type type, uint32_t room, c
 
     if (conn->fd < 0)
         return -EPIPE;
+    if (conn->deaf)
+        return 0;
     err = lc_frame_check(&head);
     if (!err)
         err = reserve(&conn->out, sizeof(head) + length + more_length, OUT_MAX);
@@ -176,6 +178,15 @@ static int trouble(struct lc_conn *conn, int error)
     }
 }
 
+/* What the peer said before its end may not have been read yet. */
+static int deafen(struct lc_conn *conn, int error)
+{
+    (void)trouble(conn, error);
+    conn->deaf = true;
+    conn->out.start = conn->out.end = 0;
+    return 0;
+}
+
 int lc_conn_flush(struct lc_conn *conn)
 {
     struct lc_buffer *out = &conn->out;
@@ -190,6 +201,8 @@ int lc_conn_flush(struct lc_conn *conn)
             out->start += (size_t)sent;
         else if (errno == EAGAIN || errno == EWOULDBLOCK)
             return 0;
+        else if (errno == EPIPE || errno == ECONNRESET)
+            return deafen(conn, errno);
         else if (errno != EINTR)
             return trouble(conn, errno);
     }

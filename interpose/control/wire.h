@@ -128,6 +128,7 @@ struct lc_conn {
     int fd; /* -1: closed */
     bool is_unix;
     bool broken; /* something could not be queued: to be dropped by its owner's next flush */
+    bool deaf;   /* the other end takes no more: what it said before is still to be read, up to its end */
     bool reset;  /* the other end does not know of it any more; an end in order says so first */
     struct lc_buffer in, out;
     int passed_fd; /* received with SCM_RIGHTS and not taken yet, or -1 */
@@ -145,6 +146,9 @@ void lc_conn_tune(int fd);
 int lc_conn_send(struct lc_conn *conn, enum lc_frame_type type, uint32_t room, const void *body,
                  size_t length, const void *more, size_t more_length);
 int lc_conn_send_fd(struct lc_conn *conn, enum lc_frame_type type, uint32_t room, int pass_fd);
+
+/* Sends what the socket takes. 0, -ENOBUFS (see above), or what has befallen the network (as of lc_conn_read). That the
+ * peer is gone is not said here but by lc_conn_read, behind all that the peer had to say; frames for it are lost. */
 int lc_conn_flush(struct lc_conn *conn);
 static inline bool lc_conn_wants_write(const struct lc_conn *conn)
 {
@@ -152,7 +156,7 @@ static inline bool lc_conn_wants_write(const struct lc_conn *conn)
 }
 
 /* Reads what is there, at most `limit` bytes in the buffer at once. 0, -EAGAIN (nothing new), -ECONNRESET (the
- * peer is gone), -ETIMEDOUT (the network no longer leads to it; as of lc_conn_flush). */
+ * peer is gone), -ETIMEDOUT (the network no longer leads to it). */
 int lc_conn_read(struct lc_conn *conn, size_t limit);
 
 /* The next whole frame in the buffer: 1 and its head and body (valid until the next read), 0: incomplete (the head

@@ -9,7 +9,125 @@
 #include <errno.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
+
+/* ---- the control thread, held between what poll() told it and what it makes of that ---- */
+
+static atomic_bool hold;  /* set by the case; read by the control thread */
+static atomic_bool held;  /* set by the control thread while it waits */
+static atomic_uint wakes; /* how often it has come from poll() */
+
+static int poll_kernel(struct pollfd *fds, nfds_t n, int ms)
+{
+    struct timespec patience = { ms / 1000, ms % 1000 * 1000000L };
+
+    return (int)syscall(SYS_ppoll, fds, n, ms < 0 ? NULL : &patience, NULL, 0);
+}
+
+__attribute__((visibility("default"))) int poll(struct pollfd *fds, nfds_t n, int ms)
+{
+    int got = poll_kernel(fds, n, ms);
+
+    if (!fds || fds[0].fd != control.wake_fd)
+        return got;
+    while (atomic_load(&hold)) {
+        atomic_store(&held, true);
+        (void)poll_kernel(NULL, 0, 1);
+    }
+    atomic_store(&held, false);
+    atomic_fetch_add(&wakes, 1);
+    return got;
+}
+
+static void hold_thread(void)
+{
+    atomic_store(&hold, true);
+    lc_control_wake();
+    WAIT_FOR(atomic_load(&held));
+}
+
+/* Returns when it has served what it was held with, and once more. */
+static void let_go_thread(void)
+{
+    unsigned before = atomic_load(&wakes);
+
+    atomic_store(&hold, false);
+    for (unsigned turn = 2; turn <= 3; turn++) {
+        WAIT_FOR(atomic_load(&wakes) - before >= turn - 1);
+        lc_control_wake();
+        WAIT_FOR(atomic_load(&wakes) - before >= turn);
+    }
+}
+
+/* Of its connections, too. Ready when the process has ended, whoever its parent is. */
+static void wait_for_end_of(uint32_t rank)
+{
+    int fd = (int)syscall(SYS_pidfd_open, atomic_load(&board->pid[rank]), 0);
+    struct pollfd end = { fd, POLLIN, 0 };
+
+    if (fd < 0 && errno == ESRCH)
+        return;
+    CHECK(fd >= 0);
+    WAIT_FOR(poll_kernel(&end, 1, 0) == 1);
+    close(fd);
+}
+
+static void vote_for(struct lc_room *room)
+{
+    WAIT_FOR(lc_room_complete(room));
+    CHECK(lc_room_vote(room, 1) == 0);
+}
+
+/* The arbiter has more for a rank that has gone, and has not read its goodbye. */
+static void a_goodbye_is_heard_before_a_write_fails(uint32_t rank)
+{
+    struct lc_room *room = join(rank, 3);
+
+    vote_for(room);
+    meet(0, 3);
+    if (rank == 0)
+        hold_thread();
+    meet(1, 3);
+    if (rank == 2) {
+        lc_room_release(room);
+        return;
+    }
+    if (rank == 0) {
+        wait_for_end_of(2);
+        lc_control_fini(); /* which tells everybody */
+        let_go_thread();
+    }
+    meet(2, 2);
+    sleep_ms(100);
+    CHECK(lc_room_error(room, NULL) == 0);
+    meet(3, 2);
+    lc_room_release(room);
+}
+
+/* A member has more for the arbiter's process, and has not read that it has ended in order. */
+static void an_orderly_end_is_heard_before_a_write_fails(uint32_t rank)
+{
+    struct lc_room *room = join(rank, 2), *other;
+    struct lc_record mine = record_of(rank);
+
+    CHECK(lc_room_join_child(room, 1, 0, 2, &mine, &other) == 0);
+    vote_for(room);
+    vote_for(other);
+    meet(0, 2);
+    if (rank == 1)
+        hold_thread();
+    meet(1, 2);
+    if (rank == 0)
+        return; /* with both rooms still held */
+    wait_for_end_of(0);
+    lc_room_release(room);
+    let_go_thread();
+    CHECK(lc_room_error(other, NULL) == 0);
+    lc_room_release(other);
+}
+
+/* ---- deaths, aborts and ends ---- */
 
 static void a_death_after_the_vote_is_an_error_soon(uint32_t rank)
 {
@@ -328,5 +446,7 @@ int main(int argc, char **argv)
     RUN(a_peers_end_leaves_calls_the_time_to_end, 3);
     RUN(after_an_exit_the_callers_word_is_left_alone, 2);
     RUN(an_exit_within_a_call_ends, 1);
+    RUN(a_goodbye_is_heard_before_a_write_fails, 3);
+    RUN(an_orderly_end_is_heard_before_a_write_fails, 2);
     return 0;
 }
