@@ -24,18 +24,44 @@ static void copy_name(const ncclConfig_t *config, char *name)
         strncat(name, config->commName, LC_COMM_NAME - 1);
 }
 
+/* False: NCCL may take it for another number. */
+static bool is_number(const char *name, uint32_t *out)
+{
+    const char *text = lc_environment_get(name);
+    size_t number = 0;
+
+    if (text && *text && (lc_parse_size(text, &number) != 0 || number >= UINT32_MAX))
+        return false;
+    *out = (uint32_t)number;
+    return true;
+}
+
+static uint32_t max_ctas(void)
+{
+    uint32_t most;
+
+    return is_number("NCCL_MAX_CTAS", &most) ? most : 0;
+}
+
 uint32_t lc_create_nccl_ctas(void)
 {
-    const char *text = lc_environment_get("NCCL_MAX_CTAS");
-    size_t most;
+    /* Of these NCCL takes the number, however few NCCL_MAX_CTAS allows. */
+    static const char *const least[] = { "NCCL_MIN_NCHANNELS", "NCCL_MIN_NRINGS",
+                                         "NCCL_MIN_P2P_NCHANNELS", "NCCL_SYM_CTAS" };
+    uint32_t most = max_ctas(), other;
 
-    return text && lc_parse_size(text, &most) == 0 && most < UINT32_MAX ? (uint32_t)most : 0;
+    for (size_t i = 0; most && i < sizeof(least) / sizeof(*least); i++) {
+        if (!is_number(least[i], &other))
+            return 0;
+        most = most > other ? most : other;
+    }
+    return most;
 }
 
 /* The variable wins over the program, as with NCCL. */
 static uint32_t ctas_of(const ncclConfig_t *config)
 {
-    uint32_t most = lc_create_nccl_ctas();
+    uint32_t most = max_ctas();
 
     if (most)
         return most;

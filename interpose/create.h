@@ -19,7 +19,8 @@ void lc_create_init(const ncclComm_t *newcomm, int ranks, int rank, int device,
 struct lc_agree *lc_create_agree(const ncclUniqueId *id, int ranks, int rank, int device,
                                  const ncclConfig_t *config);
 
-/* Of a kernel of NCCL's, at most, by NCCL_MAX_CTAS; 0: it is not set, or not to a number. */
+/* Of a kernel of NCCL's, at most, by NCCL_MAX_CTAS and the variables that ask for more channels; 0: it is not set, or one of
+ * them not to a number. */
 uint32_t lc_create_nccl_ctas(void);
 
 struct lc_excluded {
