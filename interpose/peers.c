@@ -65,11 +65,28 @@ static bool is_wide(const struct lc_peers *peers)
     return peers->facts.most > CTAS_MOST;
 }
 
+/* One for each CTA, or two: fewer than is usual would let fewer messages be under way. */
+static uint32_t channels_for(const struct lc_peers *peers, uint32_t usual)
+{
+    uint32_t most = peers->facts.most;
+
+    if (!is_wide(peers))
+        return usual;
+    return usual * (most < CHANNELS_USUAL ? 2 * most : most) / CHANNELS_USUAL;
+}
+
+/* Half as many, but as many as is usual before. */
+static uint32_t fewer(uint32_t channels, uint32_t usual)
+{
+    return channels > usual && channels / 2 < usual ? usual : channels / 2;
+}
+
 /* From what all ranks share. Few slots cost speed only, and so do few channels, which are what a CTA has one or two of. */
 static struct lk_ring_shape shape_for(const struct lc_peers *peers)
 {
     struct lk_ring_shape shape = { .ranks = (uint32_t)peers->facts.ranks,
                                    .channels = CHANNELS_USUAL };
+    uint32_t usual;
     size_t slots;
 
     shape.line_bytes = lc_policy_line_bytes(shape.ranks);
@@ -83,8 +100,8 @@ static struct lk_ring_shape shape_for(const struct lc_peers *peers)
     if (shape.ranks == 2 && slots >= SLOTS_OF_PAIR / 2)
         slots = slots < SLOTS_OF_PAIR ? SLOTS_OF_PAIR : slots;
     shape.slots = slots < 1 ? 1 : slots > LK_SLOTS_MAX ? LK_SLOTS_MAX : (uint32_t)slots;
-    if (is_wide(peers)) /* one for each CTA, with as many slots */
-        shape.channels = shape.channels * peers->facts.most / CHANNELS_USUAL;
+    usual = shape.channels;
+    shape.channels = channels_for(peers, usual); /* with as many slots */
     while (shape.line_bytes > LINES_LEAST &&
            peers->backend->lk_ring_bytes(&shape) > peers->facts.cap)
         shape.line_bytes -= LINES_LEAST;
@@ -92,7 +109,7 @@ static struct lk_ring_shape shape_for(const struct lc_peers *peers)
         shape.slots /= 2;
     while (shape.channels > CHANNELS_LEAST &&
            peers->backend->lk_ring_bytes(&shape) > peers->facts.cap)
-        shape.channels /= 2;
+        shape.channels = fewer(shape.channels, usual);
     return shape;
 }
 

@@ -13,6 +13,9 @@
 #define ROOM ((size_t)12 << 20)
 #define SUMS 40000
 
+#define AHEAD       8 /* messages that are sent before one is received */
+#define AHEAD_BYTES ((size_t)512 << 10)
+
 static struct meeting *meeting;
 
 struct job {
@@ -139,6 +142,24 @@ static int sums_and_messages_may_cross(int rank, int n, void *arg)
         for (int i = 0; i < SUMS; i++)
             CHECK(job.sums[i] == (float)(2 * (i % 100) + 1));
     }
+    end(&job);
+    return 0;
+}
+
+/* Both ends send first: programs do where NCCL buffers as much. */
+static int both_ends_may_send_first(int rank, int n, void *arg)
+{
+    struct job job = set_up(rank, n);
+    size_t bytes = AHEAD_BYTES;
+
+    until_agreed(&job);
+    content_fill(job.send, AHEAD * bytes, (unsigned)rank);
+    for (size_t i = 0; i < AHEAD; i++)
+        send_to(&job, 1 - rank, i * bytes, bytes);
+    for (size_t i = 0; i < AHEAD; i++)
+        recv_from(&job, 1 - rank, i * bytes, bytes);
+    settle(&job);
+    CHECK(content_is(job.recv, AHEAD * bytes, 1 - (unsigned)rank));
     end(&job);
     return 0;
 }
@@ -485,6 +506,7 @@ static const struct {
     bool loses_one;
 } tests[] = {
     {2,  sums_and_messages_may_cross,                 "sums_and_messages_may_cross",                 false},
+    { 2, both_ends_may_send_first,                    "both_ends_may_send_first",                    false},
     { 2, a_group_may_have_very_many_messages,         "a_group_may_have_very_many_messages",         false},
     { 2, calls_that_never_took_place_do_not_count,    "calls_that_never_took_place_do_not_count",
      false                                                                                                },
