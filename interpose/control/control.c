@@ -16,7 +16,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-struct control control = { .lock = PTHREAD_MUTEX_INITIALIZER,
+struct control control = { .lock = PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP,
                            .wake_fd = -1,
                            .tcp_fd = -1,
                            .unix_fd = -1,
@@ -234,7 +234,7 @@ static void after_fork_in_child(void)
         close(control.tcp_fd);
     if (control.unix_fd >= 0)
         close(control.unix_fd);
-    control = (struct control){ .lock = PTHREAD_MUTEX_INITIALIZER,
+    control = (struct control){ .lock = PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP,
                                 .wake_fd = -1,
                                 .tcp_fd = -1,
                                 .unix_fd = -1,
@@ -427,15 +427,17 @@ static bool unsent(void)
     return left;
 }
 
-/* A handler of a signal may have interrupted the very thread that has it. */
+/* Others have it for moments, which a busy machine makes long; to end without a goodbye is a death to all peers. A handler
+ * of a signal may have interrupted the very thread that has it: that is told at once (EDEADLK). */
 static bool lock_until(struct lc_deadline until)
 {
-    while (pthread_mutex_trylock(&control.lock) != 0) {
-        if (lc_deadline_passed(until))
-            return false;
+    static const struct timespec at_once = { 0 };
+    int err;
+
+    while ((err = pthread_mutex_timedlock(&control.lock, &at_once)) == ETIMEDOUT &&
+           !lc_deadline_passed(until))
         (void)poll(NULL, 0, 1);
-    }
-    return true;
+    return err == 0;
 }
 
 /* Links first: what they say to this very process's arbiter must not be taken for a death. */
@@ -450,12 +452,13 @@ static void say_goodbye(struct lc_deadline until)
 
 void lc_control_fini(void)
 {
-    struct lc_deadline until = lc_deadline_in_ms(LC_GOODBYE_MS);
+    struct lc_deadline until;
     bool mine;
 
     atomic_store(&control.ended, true);
-    if (!lock_until(until))
+    if (!lock_until(lc_deadline_in_ms(LC_EXIT_LOCK_MS)))
         return;
+    until = lc_deadline_in_ms(LC_GOODBYE_MS);
     mine = control.running && control.owner == getpid(); /* no clone without the handlers of fork */
     if (mine)
         say_goodbye(until);

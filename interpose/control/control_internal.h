@@ -18,26 +18,27 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#define LC_HELLO_MS   5000  /* an accepted connection says its token within this */
-#define LC_CONNECT_MS 10000 /* a connection to an arbiter stands within this */
-#define LC_PROBES     8     /* connections to see whether a process is there */
-#define LC_ASK_MS     30000 /* an arbiter answers within this */
-#define LC_GOODBYE_MS 200
-#define LC_CUT_MS     500    /* what a rank has sent before its end arrives within this */
-#define LC_GRACE_MS   1000   /* for that it may take so long before it has to give way to others */
-#define LC_MISSING_MS 5000   /* ranks join when NCCL has made the communicator, for all at once */
-#define LC_STRANGERS  64     /* connections without a token at once; more wait to be accepted */
-#define LC_CLIENTS    16384u /* and no more than a quarter of the descriptors of the program */
-#define LC_ROOMS_IDLE 1024   /* ids made and never used; the oldest gives way */
-#define LC_PAST_MAX   256u   /* tokens of rooms that have ended */
-#define LC_RANKS_MAX  65536u
-#define LC_SEATS_MAX  4096u /* of one client */
-#define LC_BLOBS_MAX  64u   /* of one rank in one room */
-#define LC_ROUND_MS   2000  /* a rank says how far it is within this */
-#define LC_STALL_MS   500   /* between two stalls that one seat may tell */
-#define LC_FINDING_MS 6000  /* an arbiter that was told of a stall sends its finding within this */
-#define LC_HANGS_MAX  64u   /* waiting to be written; more are lost, which costs a report */
-#define LC_LINES_MAX  64u   /* the same for lines of the log */
+#define LC_HELLO_MS     5000  /* an accepted connection says its token within this */
+#define LC_CONNECT_MS   10000 /* a connection to an arbiter stands within this */
+#define LC_PROBES       8     /* connections to see whether a process is there */
+#define LC_ASK_MS       30000 /* an arbiter answers within this */
+#define LC_EXIT_LOCK_MS 2000  /* at its end the program waits for the lock so long */
+#define LC_GOODBYE_MS   200   /* ... and for sockets to take its goodbyes */
+#define LC_CUT_MS       500   /* what a rank has sent before its end arrives within this */
+#define LC_GRACE_MS     1000  /* for that it may take so long before it has to give way to others */
+#define LC_MISSING_MS   5000  /* ranks join when NCCL has made the communicator, for all at once */
+#define LC_STRANGERS    64    /* connections without a token at once; more wait to be accepted */
+#define LC_CLIENTS      16384u /* and no more than a quarter of the descriptors of the program */
+#define LC_ROOMS_IDLE   1024   /* ids made and never used; the oldest gives way */
+#define LC_PAST_MAX     256u   /* tokens of rooms that have ended */
+#define LC_RANKS_MAX    65536u
+#define LC_SEATS_MAX    4096u /* of one client */
+#define LC_BLOBS_MAX    64u   /* of one rank in one room */
+#define LC_ROUND_MS     2000  /* a rank says how far it is within this */
+#define LC_STALL_MS     500   /* between two stalls that one seat may tell */
+#define LC_FINDING_MS   6000 /* an arbiter that was told of a stall sends its finding within this */
+#define LC_HANGS_MAX    64u  /* waiting to be written; more are lost, which costs a report */
+#define LC_LINES_MAX    64u  /* the same for lines of the log */
 
 /* ---- rooms joined from here ---- */
 
@@ -216,7 +217,7 @@ struct lc_line {
 };
 
 struct control {
-    pthread_mutex_t lock;
+    pthread_mutex_t lock;    /* error checking: see lc_control_fini */
     pthread_cond_t answered; /* an ANSWER came or a link was lost */
     bool running;
     pid_t owner;   /* the process whose thread it is */

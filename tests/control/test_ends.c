@@ -411,6 +411,35 @@ static void after_an_exit_the_callers_word_is_left_alone(uint32_t rank)
     CHECK(__atomic_load_n(&word, __ATOMIC_SEQ_CST) == 0);
 }
 
+static void *have_lock_a_while(void *has_it)
+{
+    pthread_mutex_lock(&control.lock);
+    atomic_store((atomic_bool *)has_it, true);
+    sleep_ms(600);
+    pthread_mutex_unlock(&control.lock);
+    return NULL;
+}
+
+static void an_end_waits_for_who_is_within_a_call(uint32_t rank)
+{
+    struct lc_room *room = join(rank, 2);
+    atomic_bool has_it = false;
+    pthread_t thread;
+
+    vote_for(room);
+    meet(0, 2);
+    if (rank == 1) {
+        CHECK(pthread_create(&thread, NULL, have_lock_a_while, &has_it) == 0);
+        WAIT_FOR(atomic_load(&has_it));
+        lc_control_fini();
+        _exit(0);
+    }
+    wait_for_end_of(1);
+    sleep_ms(100);
+    CHECK(lc_room_error(room, NULL) == 0);
+    lc_room_release(room);
+}
+
 static void end_early(int sig)
 {
     lc_control_fini(); /* what exit() calls, which programs do there. NOLINT(bugprone-signal-handler) */
@@ -445,6 +474,7 @@ int main(int argc, char **argv)
     RUN(an_abort_sets_the_callers_word_too, 2);
     RUN(a_peers_end_leaves_calls_the_time_to_end, 3);
     RUN(after_an_exit_the_callers_word_is_left_alone, 2);
+    RUN(an_end_waits_for_who_is_within_a_call, 2);
     RUN(an_exit_within_a_call_ends, 1);
     RUN(a_goodbye_is_heard_before_a_write_fails, 3);
     RUN(an_orderly_end_is_heard_before_a_write_fails, 2);
