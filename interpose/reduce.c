@@ -36,7 +36,7 @@ static void keep(struct lc_reducer *reducer)
 /* What a graph has used may be replayed, whatever has become of its communicator, unless that was destroyed in order. */
 static bool is_done(const struct lc_reducer *reducer)
 {
-    bool done = !reducer->open && reducer->next_captured == 0 &&
+    bool done = !reducer->open && reducer->captured_uses == 0 &&
                 (!reducer->serial ||
                  reducer->backend->cudaEventQuery(reducer->serial) == cudaSuccess);
 
@@ -181,7 +181,7 @@ void lc_reducer_settle(struct lc_reducer *reducer)
     guarded = lc_guard_begin(reducer->backend, reducer->device, &guard);
     if (is_idle(reducer)) {
         lc_peers_count(reducer->peers);
-        reducer->next_captured = 0;
+        reducer->captured_uses = 0;
     } else {
         lc_warn("device %d: %zu MB of scratch are still in use and stay allocated", reducer->device,
                 reducer->bytes >> 20);
@@ -213,7 +213,7 @@ void lc_reducer_free_all(void)
             list->scratch = NULL;
         }
         list->open = false;
-        list->next_captured = 0;
+        list->captured_uses = 0;
         keep(list);
         list = next;
     }
@@ -268,6 +268,20 @@ static struct lc_captured *find_captured(struct lc_reducer *reducer, unsigned lo
             return &reducer->captured[i];
     }
     return NULL;
+}
+
+static struct lc_captured *take_captured(struct lc_reducer *reducer, unsigned long long id)
+{
+    struct lc_captured *found = find_captured(reducer, id);
+
+    if (found)
+        return found;
+    found = &reducer->captured[0];
+    for (int i = 1; i < LC_CAPTURES; i++) {
+        if (reducer->captured[i].last < found->last)
+            found = &reducer->captured[i];
+    }
+    return found;
 }
 
 /* Also on the stream of the use before: a handle may be a new stream's, and the per-thread one is a stream a thread. */
@@ -362,13 +376,12 @@ static int record_captured(struct lc_span *span)
 {
     struct lc_reducer *reducer = span->reducer;
     const struct lc_backend *backend = reducer->backend;
-    struct lc_captured *captured = find_captured(reducer, span->capture);
+    struct lc_captured *captured = take_captured(reducer, span->capture);
     struct frontier before;
     bool aside = get_frontier(span, &before);
     int err = 0;
 
-    if (!captured)
-        captured = &reducer->captured[reducer->next_captured++ % LC_CAPTURES];
+    captured->last = ++reducer->captured_uses;
     if (captured->id != span->capture)
         captured->mark = NULL;
     if (!aside) {

@@ -29,15 +29,17 @@ struct lc_reducer {
     cudaEvent_t join;   /* between streams of one group */
 
     /* Uses inside one graph are ordered by edges of that graph: an event that a node of it records tells its other
-     * nodes nothing. Captures go on side by side; one that is pushed out starts afresh. */
+     * nodes nothing. Captures go on side by side; the one that was used longest ago is pushed out by one too many, and
+     * starts afresh. */
     struct lc_captured {
         unsigned long long id; /* of the capture, 0: none */
         cudaEvent_t event;     /* behind its last use */
         cudaGraphNode_t
-            mark; /* that records `serial` behind it, beside what follows; NULL: none does */
+            mark;      /* that records `serial` behind it, beside what follows; NULL: none does */
+        uint64_t last; /* its last use was that one of all captured ones */
     } captured[LC_CAPTURES];
-    unsigned next_captured;
-    bool open; /* begun and not marked by an event yet */
+    uint64_t captured_uses; /* so far; 0: none, or graphs of them are not replayed any more */
+    bool open;              /* begun and not marked by an event yet */
 
     struct lc_feedback *feedback; /* NULL: there is none */
     bool stochastic;              /* so it is rounded (rounding.h) */

@@ -12,8 +12,12 @@
 #include "interpose/verify.h"
 #include "tests/check.h"
 
+#include <string.h>
+
 static int allocations, frees, peers_frees, counts;
 static bool busy, peers_busy;
+static unsigned long long capture; /* that every stream is part of */
+static bool waits_outside;         /* the last wait was for what is no part of the graph */
 
 static cudaError_t query(cudaEvent_t event)
 {
@@ -75,17 +79,51 @@ static cudaError_t last_error(void)
     return cudaSuccess;
 }
 
+static cudaError_t wait_for(cudaStream_t stream, cudaEvent_t event, unsigned int flags)
+{
+    (void)stream;
+    (void)event;
+    waits_outside = flags == cudaEventWaitExternal;
+    return cudaSuccess;
+}
+
+static cudaError_t record_outside(cudaEvent_t event, cudaStream_t stream, unsigned int flags)
+{
+    (void)event;
+    (void)stream;
+    CHECK(flags == cudaEventRecordExternal);
+    return cudaSuccess;
+}
+
+/* As reduce.c calls it. The graph is too wide to be looked at. */
+static cudaError_t capture_info(cudaStream_t stream, enum cudaStreamCaptureStatus *status,
+                                unsigned long long *id, void *graph, void *nodes, void *edges,
+                                void *count)
+{
+    (void)stream;
+    (void)graph;
+    (void)nodes;
+    (void)edges;
+    *status = capture ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    *id = capture;
+    if (count)
+        *(size_t *)count = 1000;
+    return cudaSuccess;
+}
+
 /* ---- what belongs to other files, stood in for ---- */
 
-static const struct lc_backend fake = { .lk_load_all = load,
-                                        .cudaMalloc = allocate,
-                                        .cudaFree = release,
-                                        .cudaEventCreateWithFlags = make_event,
-                                        .cudaEventDestroy = end_event,
-                                        .cudaEventQuery = query,
-                                        .cudaGetDevice = current,
-                                        .cudaEventRecord = record,
-                                        .cudaGetLastError = last_error };
+static struct lc_backend fake = { .lk_load_all = load,
+                                  .cudaMalloc = allocate,
+                                  .cudaFree = release,
+                                  .cudaEventCreateWithFlags = make_event,
+                                  .cudaEventDestroy = end_event,
+                                  .cudaEventQuery = query,
+                                  .cudaGetDevice = current,
+                                  .cudaEventRecord = record,
+                                  .cudaEventRecordWithFlags = record_outside,
+                                  .cudaStreamWaitEvent = wait_for,
+                                  .cudaGetLastError = last_error };
 
 const struct lc_backend *lc_backend(void)
 {
@@ -256,7 +294,7 @@ static void graphs_keep_what_an_abort_leaves(void)
 {
     struct lc_reducer *aborted = begin();
 
-    aborted->next_captured = 1;
+    aborted->captured_uses = 1;
     lc_reducer_free(aborted);
     lc_reducer_free_ended();
     CHECK(lc_pool_spare() == 0 && peers_frees == 0);
@@ -269,7 +307,7 @@ static void a_destruction_in_order_counts_and_ends_graphs(void)
 {
     struct lc_reducer *reducer = begin();
 
-    reducer->next_captured = 1;
+    reducer->captured_uses = 1;
     lc_reducer_settle(reducer);
     CHECK(counts == 1);
     lc_reducer_free(reducer);
@@ -291,8 +329,39 @@ static void what_no_event_ends_stays_to_the_last(void)
     CHECK(peers_frees == 1 && frees == 1);
 }
 
+static void use_in(struct lc_reducer *reducer, unsigned long long id)
+{
+    struct lc_span span;
+
+    capture = id;
+    CHECK(lc_span_begin(reducer, NULL, &span) == 0 && span.capture == id);
+    CHECK(lc_span_wait(&span) == 0 && lc_span_record(&span) == 0);
+    lc_span_end(&span);
+    capture = 0;
+}
+
+/* Uses in one graph follow each other by its edges, however many graphs are made in the meantime. */
+static void a_graph_may_be_made_around_many(void)
+{
+    __typeof__(capture_info) *info = capture_info;
+    struct lc_reducer *reducer = begin();
+
+    memcpy(&fake.cudaStreamGetCaptureInfo, &info, sizeof(info));
+    for (unsigned long long id = 10; id < 100; id++) {
+        use_in(reducer, 1);
+        CHECK(waits_outside == (id == 10));
+        use_in(reducer, id);
+        CHECK(waits_outside);
+        use_in(reducer, id);
+        CHECK(!waits_outside);
+    }
+    lc_reducer_settle(reducer);
+    end(reducer);
+}
+
 int main(void)
 {
+    a_graph_may_be_made_around_many();
     what_is_in_use_is_kept_without_waiting();
     what_fits_badly_is_left_for_others();
     graphs_keep_what_an_abort_leaves();
