@@ -20,8 +20,7 @@
 
 #include "interpose/backend.h"
 #include "interpose/op.h"
-
-struct lc_span;
+#include "interpose/reduce.h"
 
 /* What one launch exchanges. Freed by lc_messages_free. */
 struct lc_messages {
@@ -51,7 +50,7 @@ struct lc_side {
     cudaEvent_t fork, done; /* within one group */
     unsigned long long capture;
 };
-#define LC_SIDES 5 /* the first is for what is not captured */
+#define LC_SIDES (1 + LC_CAPTURES) /* the first is for what is not captured */
 
 /* Used by the thread that calls the communicator's operations; freed with the last reference. */
 struct lc_sides {

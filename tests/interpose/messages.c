@@ -310,6 +310,54 @@ static int two_graphs_may_be_made_at_once(int rank, int n, void *arg)
     return 0;
 }
 
+#define GRAPHS 16
+
+/* One part of the hub's group: the spoke takes what goes through NCCL first, and sends then what goes through rings. */
+static void hub_and_spoke(const struct job *job, size_t bytes)
+{
+    if (job->rank == 0) {
+        NCCL(ncclGroupStart());
+        send_to(job, 1, 0, 40);
+        recv_from(job, 1, 0, bytes);
+        NCCL(ncclGroupEnd());
+    } else {
+        recv_from(job, 0, 0, 40);
+        send_to(job, 0, 0, bytes);
+    }
+}
+
+/* Nor does either part of a group wait for the other one in any of so many. */
+static int many_graphs_may_be_made_at_once(int rank, int n, void *arg)
+{
+    struct job job = set_up(rank, n), captured[GRAPHS];
+    cudaGraphExec_t exec[GRAPHS];
+    cudaGraph_t graph;
+
+    until_agreed(&job);
+    for (int i = 0; i < GRAPHS; i++) {
+        captured[i] = job;
+        captured[i].stream = stream_up();
+        CUDA(cudaStreamBeginCapture(captured[i].stream, cudaStreamCaptureModeRelaxed));
+    }
+    for (int i = 0; i < GRAPHS; i++)
+        hub_and_spoke(&captured[i], 9000);
+    for (int i = 0; i < GRAPHS; i++) {
+        CUDA(cudaStreamEndCapture(captured[i].stream, &graph));
+        CUDA(cudaGraphInstantiate(&exec[i], graph, 0));
+        CUDA(cudaGraphDestroy(graph));
+        CUDA(cudaStreamDestroy(captured[i].stream));
+    }
+    for (unsigned i = 0; i < GRAPHS; i++) {
+        content_fill(job.send, 9000, i);
+        CUDA(cudaGraphLaunch(exec[i], job.stream));
+        settle(&job);
+        CHECK(content_is(job.recv, rank ? 40 : 9000, i));
+        CUDA(cudaGraphExecDestroy(exec[i]));
+    }
+    end(&job);
+    return 0;
+}
+
 #define BRANCHES 20
 
 /* Each copies one of `lines`, beside all others. */
@@ -513,6 +561,7 @@ static const struct {
     { 2, parts_of_a_group_do_not_wait_for_each_other, "parts_of_a_group_do_not_wait_for_each_other",
      false                                                                                                },
     { 2, two_graphs_may_be_made_at_once,              "two_graphs_may_be_made_at_once",              false},
+    { 2, many_graphs_may_be_made_at_once,             "many_graphs_may_be_made_at_once",             false},
     { 2, branches_do_not_end_the_order,               "branches_do_not_end_the_order",               false},
     { 3, unequal_messages_to_oneself_are_refused,     "unequal_messages_to_oneself_are_refused",
      false                                                                                                },
