@@ -3,6 +3,7 @@
 #define LC_COMMON_DEADLINE_H
 
 #include <limits.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <time.h>
@@ -39,6 +40,17 @@ static inline int lc_deadline_left_ms(struct lc_deadline deadline)
         return 0;
     left = (left + 999999) / 1000000;
     return left > INT_MAX ? INT_MAX : (int)left;
+}
+
+/* A condition whose timed waits end at points of this clock. */
+static inline void lc_deadline_cond_init(pthread_cond_t *cond)
+{
+    pthread_condattr_t monotonic;
+
+    (void)pthread_condattr_init(&monotonic);
+    (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    (void)pthread_cond_init(cond, &monotonic);
+    (void)pthread_condattr_destroy(&monotonic);
 }
 
 #endif

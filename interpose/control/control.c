@@ -249,7 +249,6 @@ static void prepare_once(void)
 int lc_control_start(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_condattr_t monotonic;
     pthread_attr_t attr;
     pthread_t thread;
     sigset_t all, old;
@@ -261,10 +260,7 @@ int lc_control_start(void)
     control.wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     if (control.wake_fd < 0)
         return -errno;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&control.answered, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    lc_deadline_cond_init(&control.answered);
     pthread_attr_init(&attr);
     pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
     sigfillset(&all);

@@ -3,6 +3,8 @@
  * Communicators: handles, states, references, and what can be asked of them. */
 #include "tests/rig/nccl_internal.h"
 
+#include "common/deadline.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -144,7 +146,7 @@ ncclComm_t rig_comm_new(int rank, int n, int device, const ncclConfig_t *config,
     pthread_mutex_init(&comm->lock, NULL);
     pthread_mutex_init(&comm->launch_lock, NULL);
     pthread_mutex_init(&comm->exec_lock, NULL);
-    pthread_cond_init(&comm->changed, NULL);
+    lc_deadline_cond_init(&comm->changed);
     comm->refs = 1;
     return comm;
 }
@@ -199,7 +201,7 @@ void rig_comm_wait_plans(ncclComm_t comm, bool with_graphs, const char *call)
 {
     struct timespec until;
 
-    clock_gettime(CLOCK_REALTIME, &until);
+    clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec += rig_timeout_ms() / 1000;
     pthread_mutex_lock(&comm->lock);
     while (comm->plans > (with_graphs ? 0 : comm->in_graphs)) {

@@ -167,16 +167,19 @@ static void *member_main(void *arg)
 
 int lc_ranks_run_threads(int n, lc_rank_main *rank_main, void *arg, int timeout_s)
 {
-    struct crew crew = {
-        n, rank_main, arg, PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, n
-    };
+    struct crew crew = { .n = n,
+                         .rank_main = rank_main,
+                         .arg = arg,
+                         .lock = PTHREAD_MUTEX_INITIALIZER,
+                         .left = n };
     struct member *members = calloc((size_t)n, sizeof(*members));
     pthread_t *threads = calloc((size_t)n, sizeof(*threads));
     struct timespec until;
     int failed = 0, skipped = 0;
 
     CHECK(members && threads);
-    clock_gettime(CLOCK_REALTIME, &until);
+    lc_deadline_cond_init(&crew.changed);
+    clock_gettime(CLOCK_MONOTONIC, &until);
     timeout_s = patient(timeout_s);
     until.tv_sec += timeout_s;
     for (int rank = 0; rank < n; rank++) {
