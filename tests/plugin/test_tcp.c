@@ -604,6 +604,48 @@ static void every_lane_is_woken_whatever_threads_seem_to_do(void)
     pair_close(&pair);
 }
 
+static void wait_for_all_sockets(const struct pair *pair)
+{
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+    int all = ((struct conn *)pair->send)->n_lanes;
+
+    while (sockets_of(pair->send) < all || sockets_of(pair->recv) < all) {
+        CHECK(!lc_deadline_passed(end));
+        sched_yield();
+    }
+}
+
+/* It may be about to sleep just then. Nobody calls the system for it while others wait for the connection. */
+static void a_thread_that_is_asked_looks_whatever_it_does(void)
+{
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+    struct lc_deadline enough = lc_deadline_in_ms(500);
+    struct pair pair = pair_open(ctx, 0);
+    struct conn *conn = (struct conn *)pair.send;
+    struct lane *lane = &conn->lanes[1];
+    struct mover *mover;
+
+    wait_for_all_sockets(&pair);
+    mover = &engine.movers[lane->mover];
+    CHECK(lane->mover > 0);
+    for (int64_t i = 0; !lc_deadline_passed(enough); i++) {
+        int64_t until = lc_now_ns() + i % 256 * (engine.spin_ns / 128);
+
+        while (lc_now_ns() < until)
+            sched_yield();
+        conn_lock(conn);
+        CHECK(conn->wakes == 0 && lane->up);
+        pool_ask(lane);
+        CHECK(conn->wakes == (uint64_t)1 << (lane->mover - 1));
+        conn_unlock_unchanged(conn);
+        while (atomic_load(&mover->asked)) {
+            CHECK(!lc_deadline_passed(end));
+            sched_yield();
+        }
+    }
+    pair_close(&pair);
+}
+
 /* Together they are shorter than a piece, so that lane 0 would take all. */
 static void the_pool_takes_middle_messages_when_there_are_several(void)
 {
@@ -1071,8 +1113,10 @@ int main(int argc, char **argv)
     receives_of_several_connections_are_told_of_together();
     if (engine.sockets > 1 && engine.lookers > 0)
         threads_look_on_before_they_sleep();
-    if (engine.sockets > 1)
+    if (engine.sockets > 1) {
         every_lane_is_woken_whatever_threads_seem_to_do();
+        a_thread_that_is_asked_looks_whatever_it_does();
+    }
     if (!engine.relieves && engine.sockets > 1 && engine.parts > 1 && piece == 524288)
         few_threads_and_nccls_share_a_message();
     if (!engine.relieves && engine.sockets > 1 && engine.parts > 1 && piece >= 131072) {

@@ -872,7 +872,7 @@ static void what_is_not_used_needs_no_socket(void)
         wait_until_parked(pairs[i].send);
         wait_until_parked(pairs[i].recv);
     }
-    CHECK(count_connections() == 0 && count_fds() <= before + 1 + engine.threads_wanted);
+    CHECK(count_connections() == 0 && count_fds() <= before + 1 + 2 * engine.threads_wanted);
     for (int i = 0; i < PAIRS; i++) {
         struct lc_net_request *recv = NULL;
         struct lc_net_request *send;

@@ -134,7 +134,7 @@ bool conn_wake_lane(struct lane *lane)
         return false;
     lane->idle = false;
     atomic_fetch_add(&lane->conn->changes, 1); /* it looks, too */
-    pool_look(lane);
+    pool_ask(lane);
     return true;
 }
 

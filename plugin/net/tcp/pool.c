@@ -9,6 +9,7 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #define EVENTS     4
@@ -20,8 +21,11 @@
 struct seat {
     struct lane *lane; /* NULL: free */
     uint32_t uses;
+    bool asked;    /* it is one of those that the thread is to look at */
+    uint32_t next; /* the next of them */
 };
-#define USES ((uint32_t)INT32_MAX) /* as far as events tell them */
+#define NO_SEAT UINT32_MAX
+#define USES    ((uint32_t)INT32_MAX) /* as far as events tell them */
 
 /* ---- which socket is whose ---- */
 
@@ -124,10 +128,66 @@ int pool_join(struct lane *lane)
     return err;
 }
 
+static void enqueue(struct mover *mover, uint32_t i)
+{
+    struct seat *seat = &mover->seats[i];
+
+    if (seat->asked)
+        return;
+    seat->asked = true;
+    seat->next = NO_SEAT;
+    if (mover->first_asked == NO_SEAT)
+        mover->first_asked = i;
+    else
+        mover->seats[mover->last_asked].next = i;
+    mover->last_asked = i;
+    atomic_store(&mover->asked, true);
+}
+
+/* True: the thread is to be woken if it sleeps. The service thread is asked by its poll, which also tells it of what it has not
+ * polled lane 0 for before. */
+static bool ask(const struct lane *lane)
+{
+    struct mover *mover;
+
+    if (lane->mover < 0)
+        return false;
+    if (lane->mover == 0) {
+        (void)poll_lane(lane, EPOLL_CTL_MOD);
+        return false;
+    }
+    mover = &engine.movers[lane->mover];
+    pthread_mutex_lock(&mover->lock);
+    enqueue(mover, lane->seat);
+    pthread_mutex_unlock(&mover->lock);
+    return true;
+}
+
+/* See mover->asked. */
+static void wake(struct mover *mover)
+{
+    const uint64_t one = 1;
+
+    if (atomic_exchange(&mover->asleep, false))
+        (void)!write(mover->wake_fd, &one, sizeof(one));
+}
+
+void pool_ask(struct lane *lane)
+{
+    if (ask(lane))
+        lane->conn->wakes |= (uint64_t)1 << (lane->mover - 1);
+}
+
+void pool_wake(uint64_t wakes)
+{
+    for (; wakes; wakes &= wakes - 1)
+        wake(&engine.movers[__builtin_ctzll(wakes) + 1]);
+}
+
 void pool_look(struct lane *lane)
 {
-    if (lane->mover >= 0)
-        (void)poll_lane(lane, EPOLL_CTL_MOD);
+    if (ask(lane))
+        wake(&engine.movers[lane->mover]);
 }
 
 void pool_leave(struct lane *lane)
@@ -172,6 +232,32 @@ void pool_move(struct mover *mover, const struct epoll_event *event)
     conn_unref(conn);
 }
 
+/* All that it has been asked to look at, once: what is asked for meanwhile comes behind what its sockets tell. */
+static void move_asked(struct mover *mover)
+{
+    uint32_t i;
+
+    pthread_mutex_lock(&mover->lock);
+    i = mover->first_asked;
+    mover->first_asked = NO_SEAT;
+    atomic_store(&mover->asked, false);
+    while (i != NO_SEAT) {
+        struct seat *seat = &mover->seats[i];
+        struct lane *lane = seat->lane;
+
+        i = seat->next;
+        seat->asked = false;
+        if (!lane)
+            continue;
+        conn_ref(lane->conn);
+        pthread_mutex_unlock(&mover->lock);
+        lane_kick(lane, BUDGET);
+        conn_unref(lane->conn);
+        pthread_mutex_lock(&mover->lock);
+    }
+    pthread_mutex_unlock(&mover->lock);
+}
+
 static void set_doing(struct mover *mover, enum doing doing)
 {
     atomic_store_explicit(&mover->doing, doing, memory_order_relaxed);
@@ -197,7 +283,7 @@ static int look_on(struct mover *mover, struct epoll_event *events)
         now = lc_now_ns();
         if (now - last > CROWDED_NS)
             mover->look_after = now + PAUSE_NS;
-    } while (n == 0 && now < end && now >= mover->look_after &&
+    } while (n == 0 && !atomic_load(&mover->asked) && now < end && now >= mover->look_after &&
              !atomic_load_explicit(&engine.stop, memory_order_relaxed));
     return n;
 }
@@ -206,14 +292,16 @@ static int wait_for_events(struct mover *mover, struct epoll_event *events)
 {
     int n = 0;
 
-    if (engine.spin_ns) {
+    if (engine.spin_ns && !atomic_load(&mover->asked)) {
         if (atomic_fetch_add_explicit(&engine.n_looking, 1, memory_order_relaxed) < engine.lookers)
             n = look_on(mover, events);
         atomic_fetch_sub_explicit(&engine.n_looking, 1, memory_order_relaxed);
     }
     if (n == 0) {
         set_doing(mover, SLEEPS);
-        n = epoll_wait(mover->poll, events, EVENTS, -1);
+        atomic_store(&mover->asleep, true);
+        n = epoll_wait(mover->poll, events, EVENTS, atomic_load(&mover->asked) ? 0 : -1);
+        atomic_store(&mover->asleep, false);
     }
     set_doing(mover, MOVES);
     return n;
@@ -233,6 +321,8 @@ static void *mover_main(void *arg)
         atomic_fetch_add_explicit(&engine.n_busy, 1, memory_order_relaxed);
         for (int i = 0; i < n; i++)
             pool_move(mover, &events[i]);
+        if (atomic_load(&mover->asked))
+            move_asked(mover);
     }
     atomic_fetch_sub_explicit(&engine.n_busy, 1, memory_order_relaxed);
     return NULL;
@@ -240,20 +330,31 @@ static void *mover_main(void *arg)
 
 /* ---- life; with engine.life held ---- */
 
+static void close_fds(const struct mover *mover)
+{
+    if (mover->poll >= 0)
+        close(mover->poll);
+    if (mover->wake_fd >= 0)
+        close(mover->wake_fd);
+}
+
 /* What wakes the pool when it is to end is told of then: that must not need memory, and this does. */
 static int open_mover(struct mover *mover)
 {
     struct epoll_event end = { .data.u64 = UINT32_MAX };
+    struct epoll_event asked = { .events = EPOLLIN | EPOLLET, .data.u64 = UINT32_MAX };
     int err;
 
     mover->poll = epoll_create1(EPOLL_CLOEXEC);
-    if (mover->poll < 0)
-        return -errno;
-    if (epoll_ctl(mover->poll, EPOLL_CTL_ADD, engine.wake_fd, &end) != 0) {
+    mover->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (mover->poll < 0 || mover->wake_fd < 0 ||
+        epoll_ctl(mover->poll, EPOLL_CTL_ADD, engine.wake_fd, &end) != 0 ||
+        epoll_ctl(mover->poll, EPOLL_CTL_ADD, mover->wake_fd, &asked) != 0) {
         err = -errno;
-        close(mover->poll);
+        close_fds(mover);
         return err;
     }
+    mover->first_asked = NO_SEAT;
     lock_init(&mover->lock);
     return 0;
 }
@@ -261,7 +362,7 @@ static int open_mover(struct mover *mover)
 /* Its error, for who has met another one. */
 static int close_mover(struct mover *mover)
 {
-    close(mover->poll);
+    close_fds(mover);
     pthread_mutex_destroy(&mover->lock);
     return -EAGAIN;
 }
@@ -274,6 +375,7 @@ int pool_open(void)
     if (!engine.movers)
         return -ENOMEM;
     engine.movers[0].poll = engine.service_fd;
+    engine.movers[0].wake_fd = -1;
     atomic_store(&engine.movers[0].doing, (int)SLEEPS);
     lock_init(&engine.movers[0].lock);
     return 0;
@@ -314,7 +416,7 @@ void pool_end(void)
 void pool_forget(void)
 {
     for (int i = 1; i <= atomic_load(&engine.n_pool); i++)
-        close(engine.movers[i].poll);
+        close_fds(&engine.movers[i]);
 }
 
 void pool_close(void)

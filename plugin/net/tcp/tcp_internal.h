@@ -12,7 +12,7 @@
  *     lane->io       the socket of a lane and what is half read or half written on it; movers only try it
  *     engine.lock    the lists of connections and listens
  *     conn->lock     everything else of a connection
- *     mover->lock    which sockets a thread of the pool has
+ *     mover->lock    which sockets a thread of the pool has, and which of them it was asked to look at
  * engine.lock and conn->lock are held for a few instructions, never over a system call that moves data. */
 #ifndef LC_PLUGIN_NET_TCP_INTERNAL_H
 #define LC_PLUGIN_NET_TCP_INTERNAL_H
@@ -228,6 +228,9 @@ struct conn {
     /* Grows with each change under the lock, so that who found nothing to do need not look again: the caller's thread asks
      * all the time, and the others would wait for it. Written with the lock held, read without. */
     atomic_uint changes;
+    /* Threads of the pool that were asked, a bit each, under the lock: whoever lets go of it wakes them then, or they would
+     * wait for it at once. */
+    uint64_t wakes;
     atomic_bool
         troubled; /* set behind error, peer_gone, closing; test and the lanes read it without the lock */
     struct lc_net_request ring[LC_TCP_WINDOW];
@@ -320,9 +323,16 @@ struct mover {
     atomic_int doing;   /* the thread's; relaxed, as n_busy */
     int64_t look_after; /* the thread's alone: not before, for others want the processor */
     pthread_t thread;
+    int wake_fd; /* eventfd in `poll`, which tells of each write once; -1: the service thread's */
+    /* Set with the lock held by who asks, and taken back, likewise, by the thread when it takes what it was asked for. Before it
+     * sleeps it sets `asleep`, and then reads this; who asks sets this, and then takes that back: if it was set, it wakes it. So
+     * one of the two sees the other, and nobody calls the system for a thread that is not asleep. */
+    atomic_bool asked;
+    atomic_bool asleep;
     pthread_mutex_t lock; /* of what follows; the last to be taken, for a few instructions */
     struct seat *seats;
     uint32_t n_seats;
+    uint32_t first_asked, last_asked; /* seats whose lanes it is to look at, by whom it was asked */
     int lanes; /* in them, lane 0 of connections left out: a new socket goes by it */
 };
 
@@ -423,6 +433,9 @@ void pool_move(struct mover *mover, const struct epoll_event *event);
 /* A thread of the pool looks at the lane at once, whatever it was told before. With io held, or, but for lane 0, with
  * conn->lock held and the lane up, so that the descriptor and the mover are the lane's. */
 void pool_look(struct lane *lane);
+/* The same with conn->lock held: the thread is woken when that is free. */
+void pool_ask(struct lane *lane);
+void pool_wake(uint64_t wakes); /* see conn->wakes */
 void pool_leave(
     struct lane *lane); /* with io held: the socket is about to be closed, or somebody else's */
 
@@ -563,13 +576,18 @@ static inline void conn_lock(struct conn *conn)
 /* Of those who have changed nothing that makes something to send. */
 static inline void conn_unlock_unchanged(struct conn *conn)
 {
+    uint64_t wakes = conn->wakes;
+
+    conn->wakes = 0;
     pthread_mutex_unlock(&conn->lock);
+    if (wakes)
+        pool_wake(wakes);
 }
 
 static inline void conn_unlock(struct conn *conn)
 {
     atomic_fetch_add(&conn->changes, 1);
-    pthread_mutex_unlock(&conn->lock);
+    conn_unlock_unchanged(conn);
 }
 
 static inline bool same_bytes(const uint8_t *a, const uint8_t *b)
