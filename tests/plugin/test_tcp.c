@@ -9,7 +9,7 @@
 
 #include <dlfcn.h>
 #include <errno.h>
-#include <netinet/tcp.h>
+#include <linux/tcp.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -646,6 +646,53 @@ static void a_thread_that_is_asked_looks_whatever_it_does(void)
     pair_close(&pair);
 }
 
+/* What a sender has heard over the sockets of the pool. */
+static uint64_t heard_by_pool(struct lc_net_comm *end)
+{
+    struct conn *conn = (struct conn *)end;
+    uint64_t bytes = 0;
+
+    for (int i = 1; i < conn->n_lanes; i++) {
+        struct tcp_info info = { 0 };
+        socklen_t size = sizeof(info);
+
+        pthread_mutex_lock(&conn->lanes[i].io);
+        CHECK(getsockopt(conn->lanes[i].fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0);
+        lane_unlock(&conn->lanes[i]);
+        bytes += info.tcpi_bytes_received;
+    }
+    return bytes;
+}
+
+/* Who waits for it asks lane 0 all the time, and no thread has to be woken to tell it. Where processors are few the pool may
+ * bring little. */
+static void what_the_pool_has_brought_is_confirmed_over_the_first_socket(void)
+{
+    struct lc_deadline enough = lc_deadline_in_ms(5000);
+    struct pair pair = pair_open(ctx, 0);
+    struct conn *conn = (struct conn *)pair.send;
+    size_t size = 4 * piece;
+    unsigned char *from = calloc(2, size);
+    uint64_t pooled = 0;
+    uint64_t heard;
+
+    CHECK(from);
+    wait_for_all_sockets(&pair);
+    pair_send(&pair, from, size, from + size, size); /* no socket ends for want of messages */
+    heard = heard_by_pool(pair.send);
+    while (pooled < 100 && !lc_deadline_passed(enough)) {
+        pair_send(&pair, from, size, from + size, size);
+        conn_lock(conn);
+        pooled = 0;
+        for (int i = 1; i < conn->n_lanes; i++)
+            pooled += conn->lanes[i].count;
+        conn_unlock(conn);
+    }
+    CHECK(heard_by_pool(pair.send) == heard);
+    pair_close(&pair);
+    free(from);
+}
+
 /* Together they are shorter than a piece, so that lane 0 would take all. */
 static void the_pool_takes_middle_messages_when_there_are_several(void)
 {
@@ -1117,6 +1164,8 @@ int main(int argc, char **argv)
         every_lane_is_woken_whatever_threads_seem_to_do();
         a_thread_that_is_asked_looks_whatever_it_does();
     }
+    if (engine.sockets > 1 && (engine.relieves || engine.parts > 1) && piece >= 131072)
+        what_the_pool_has_brought_is_confirmed_over_the_first_socket();
     if (!engine.relieves && engine.sockets > 1 && engine.parts > 1 && piece == 524288)
         few_threads_and_nccls_share_a_message();
     if (!engine.relieves && engine.sockets > 1 && engine.parts > 1 && piece >= 131072) {

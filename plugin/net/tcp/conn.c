@@ -746,6 +746,17 @@ static void fill_sender(struct lane *lane)
 
 /* ---- the receiver's side ---- */
 
+/* Of a sender the caller reads lane 0 all the time, and is the one who waits for this; over another lane a thread of its
+ * pool would be woken to tell it. Not where the lane itself would run out of room, or lane 0 is of another rail, which may
+ * be silent. */
+static bool is_for_caller(const struct lane *lane)
+{
+    const struct lane *first = &lane->conn->lanes[0];
+
+    return lane->index > 0 && first->up && first->dev == lane->dev &&
+           lane->count - lane->told < RING / 4;
+}
+
 static void fill_receiver(struct lane *lane)
 {
     struct conn *conn = lane->conn;
@@ -766,6 +777,9 @@ static void fill_receiver(struct lane *lane)
         return;
     }
     if (!conn->dirty)
+        return;
+    lane->passes_on = is_for_caller(lane);
+    if (lane->passes_on)
         return;
     conn->dirty = false;
     conn->told_posted = conn->posted;
@@ -1106,6 +1120,7 @@ void conn_fill_batch(struct lane *lane)
     lost = conn->sends && has_lost(conn);
     lane->iov_at = lane->iov_n = 0;
     lane->n_short = 0;
+    lane->passes_on = false;
     lane->oldest = UINT64_MAX;
     /* Who leaves waits for what has come, though this one waits in vain for more. */
     if (conn->error && !(conn->told && conn->peer_leaving))

@@ -481,6 +481,8 @@ static int write_some(struct lane *lane)
     } else if (!lane->conn->sends) {
         lane->owes = true; /* what was read meanwhile may have to be confirmed */
     }
+    if (lane->iov_n == 0 && lane->passes_on)
+        lane_push(&lane->conn->lanes[0]);
     if (lane->iov_n == 0)
         return 0;
     atomic_store(&lane->reading, lane->oldest); /* also for the rest of a batch */

@@ -106,8 +106,9 @@ struct lane {
     /* Something may have to be read or written though its caller calls no more: as conn_fill_batch found it, or not looked
      * at behind the rest of a batch. */
     bool owes;
-    bool watched; /* lane 0: the pool is told of bytes and room, too */
-    bool rests;   /* there was nothing to send when conn->changes was `seen` */
+    bool passes_on; /* what is to be said is left to lane 0 */
+    bool watched;   /* lane 0: the pool is told of bytes and room, too */
+    bool rests;     /* there was nothing to send when conn->changes was `seen` */
     unsigned seen;
     int iov_at;
     int iov_n;
