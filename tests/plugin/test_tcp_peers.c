@@ -15,6 +15,7 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -808,6 +809,88 @@ static void a_child_holds_no_dial(void)
     close(mute);
 }
 
+/* A sender that closes while it is forked. Written by who moves its lane, and by who forks. */
+struct closing {
+    struct conn *conn;
+    atomic_bool held;   /* the lane is: its socket cannot be closed */
+    atomic_bool forked; /* it need not be held any more */
+};
+
+/* As in the middle of a batch, behind which no goodbye can be said. */
+static void *hold_lane(void *arg)
+{
+    struct closing *closing = arg;
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+    struct lane *lane = &closing->conn->lanes[0];
+
+    pthread_mutex_lock(&lane->io);
+    lane->out_cut = true;
+    atomic_store(&closing->held, true);
+    while (!atomic_load(&closing->forked)) {
+        CHECK(!lc_deadline_passed(end));
+        sched_yield();
+    }
+    pthread_mutex_unlock(&lane->io);
+    return NULL;
+}
+
+static void *close_sender(void *arg)
+{
+    lc_net_tcp.close_send(arg);
+    return NULL;
+}
+
+static bool is_closing(struct conn *conn)
+{
+    bool closing;
+
+    conn_lock(conn);
+    closing = conn->closing;
+    conn_unlock_unchanged(conn);
+    return closing;
+}
+
+/* It knows nothing any more of a connection that is being closed, whose socket it has all the same. */
+static void a_child_of_a_close_keeps_nobody_waiting(void)
+{
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+    struct closing closing = { NULL };
+    struct lc_net_request *r;
+    pthread_t threads[2];
+    struct pair pair;
+    size_t room = sizeof(much);
+    void *at = much;
+    int tag = 0;
+    pid_t pid;
+
+    begin();
+    pair = pair_open_narrow(ctx, 0);
+    CHECK(lc_net_tcp.irecv(pair.recv, 1, &at, &room, &tag, NULL, &r) == 0 && r);
+    closing.conn = (struct conn *)pair.send;
+    CHECK(pthread_create(&threads[0], NULL, hold_lane, &closing) == 0);
+    while (!atomic_load(&closing.held))
+        sched_yield();
+    CHECK(pthread_create(&threads[1], NULL, close_sender, pair.send) == 0);
+    while (!is_closing(closing.conn)) { /* its memory stays until the lane is let go */
+        CHECK(!lc_deadline_passed(end));
+        sched_yield();
+    }
+    pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+        for (;;)
+            pause();
+    }
+    atomic_store(&closing.forked, true);
+    for (int i = 0; i < 2; i++)
+        CHECK(pthread_join(threads[i], NULL) == 0);
+    CHECK(wait_error(r) == -EREMOTEIO);
+    CHECK(kill(pid, SIGKILL) == 0 && waitpid(pid, NULL, 0) == pid);
+    lc_net_tcp.close_recv(pair.recv);
+    lc_net_tcp.fini(ctx);
+}
+
 /* ---- descriptors ---- */
 
 static void nothing_is_left_open(void)
@@ -1326,6 +1409,8 @@ int main(int argc, char **argv)
         a_child_harms_nobody();
         a_child_holds_no_dial();
         a_child_of_a_child_closes_nothing();
+        keep_what_is_said();
+        a_child_of_a_close_keeps_nobody_waiting();
     } else if (strcmp(what, "unused") == 0) {
         who_is_unused();
     } else if (strcmp(what, "many") == 0) {

@@ -47,7 +47,8 @@ static void reset(struct lane *lane)
     lane->n_short = 0;
 }
 
-/* The number is forgotten first: a child of a fork in between must not close it twice. */
+/* The number is forgotten first: a child of a fork in between must not close it twice. But then it has it, or has it already as
+ * that of a connection that is in no list any more: the socket ends whoever has it. */
 static void close_socket(struct lane *lane)
 {
     int fd = lane->fd;
@@ -55,8 +56,10 @@ static void close_socket(struct lane *lane)
     if (fd >= 0)
         pool_leave(lane);
     lane->fd = -1;
-    if (fd >= 0)
+    if (fd >= 0) {
+        (void)shutdown(fd, SHUT_RDWR);
         close(fd);
+    }
     reset(lane);
 }
 
