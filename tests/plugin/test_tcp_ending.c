@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The engine ends behind its last message, while whoever closed it is still about to wake its thread: the wake is held back
- * until then, here, and must not meet a descriptor that is closed, which by then may be somebody else's. */
+ * The engine ends, behind its last message or with the process, while somebody is still about to wake a thread of it: the wake
+ * is held back until then, here, and must not meet a descriptor that is closed, which by then may be somebody else's. */
 #include "plugin/net/tcp/tcp_internal.h"
 #include "tests/plugin/tcp.h"
 
@@ -34,12 +34,39 @@ static void hear(void *data, size_t size)
     CHECK(recv(other, data, size, MSG_WAITALL) == (ssize_t)size);
 }
 
+/* ---- the process ends while a caller is about to wake a thread of the pool ---- */
+
+static atomic_int pool_fd = -1; /* the caller's next wake by it is held back */
+static atomic_bool wakes;       /* set by the caller: that is under way */
+static pthread_t caller;
+static bool has_caller;
+
+/* It must not be closed while this lasts, however long that is. */
+static void hold_wake_of_pool(int fd)
+{
+    atomic_store(&pool_fd, -1);
+    atomic_store(&wakes, true);
+    usleep(ENDS_US);
+    CHECK(fcntl(fd, F_GETFD) >= 0);
+}
+
+/* Behind the engine's own end, which has the priority of none. */
+__attribute__((destructor(101))) static void wait_for_caller(void)
+{
+    if (has_caller)
+        CHECK(pthread_join(caller, NULL) == 0);
+}
+
+/* ---- both ---- */
+
 /* In place of the C library's. */
 ssize_t write(int fd, const void *data, size_t size)
 {
     struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
     char go = 1;
 
+    if (fd >= 0 && fd == atomic_load(&pool_fd))
+        hold_wake_of_pool(fd);
     if (holds && fd >= 0 && fd == engine.wake_fd) {
         holds = false;
         held = true;
@@ -129,14 +156,73 @@ static void be_receiver(void)
     lc_net_tcp.fini(ctx);
 }
 
+/* Until it comes at a time when the thread sleeps. */
+static void *keep_asking(void *arg)
+{
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+    struct lane *lane = arg;
+
+    while (!atomic_load(&wakes)) {
+        conn_lock(lane->conn);
+        pool_ask(lane);
+        conn_unlock_unchanged(lane->conn);
+        CHECK(!lc_deadline_passed(end));
+        usleep(1000);
+    }
+    return NULL;
+}
+
+/* As NCCL's thread may be when the program returns from main() with its communicators still there. */
+static void be_process_that_ends(void)
+{
+    struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
+    struct pair pair;
+    struct conn *conn;
+    struct lane *lane;
+    bool up = false;
+
+    tcp_settings(2, 16384, 60);
+    begin();
+    pair = pair_open(ctx, 0);
+    conn = (struct conn *)pair.send;
+    lane = &conn->lanes[1];
+    for (; !up; sched_yield()) {
+        conn_lock(conn);
+        up = lane->up && lane->mover > 0;
+        if (up)
+            atomic_store(&pool_fd, (int)engine.movers[lane->mover].wake_fd);
+        conn_unlock_unchanged(conn);
+        CHECK(!lc_deadline_passed(end));
+    }
+    has_caller = pthread_create(&caller, NULL, keep_asking, lane) == 0;
+    CHECK(has_caller);
+    while (!atomic_load(&wakes)) {
+        CHECK(!lc_deadline_passed(end));
+        sched_yield();
+    }
+    exit(0);
+}
+
+static void an_end_of_the_process_waits_for_who_wakes_the_pool(void)
+{
+    pid_t pid = fork();
+    int status;
+
+    CHECK(pid >= 0);
+    if (pid == 0)
+        be_process_that_ends();
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+}
+
 int main(void)
 {
     int ends[2];
     int status;
     pid_t pid;
 
-    tcp_settings(1, 16384, 60);
     lc_log_set_level(LC_LOG_ERROR);
+    an_end_of_the_process_waits_for_who_wakes_the_pool();
+    tcp_settings(1, 16384, 60);
     CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
     pid = fork();
     CHECK(pid >= 0);

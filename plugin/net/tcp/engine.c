@@ -118,7 +118,7 @@ static void read_settings(void)
     engine.sockets = choose(config->net_sockets, sockets, LC_TCP_LANES);
     engine.rails = choose(config->net_rails, 1, LC_TCP_RAILS);
     threads = threads < 1 ? 1 : threads > 6 ? 6 : threads;
-    engine.threads_wanted = choose(config->net_threads, threads, 64);
+    engine.threads_wanted = choose(config->net_threads, threads, POOL_MOST);
     /* NCCL's thread that copies bulk leaves the other connections waiting. But it asks all the time, and where processors are
      * few the one that it has is missing to those who copy. */
     engine.relieves = engine.threads_wanted > 1 &&
@@ -171,13 +171,14 @@ static void leave_to_parent(void)
     if (engine.running) {
         pool_forget();
         close(engine.service_fd);
-        close(engine.wake_fd);
+        engine_close_signal(&engine.wake_fd);
     }
 }
 
 /* What a child has closed its own children must not close again: the numbers may be of other files by then. */
 static void after_fork_in_child(void)
 {
+    atomic_store(&engine.wakers, 0); /* threads of the parent's */
     if (!atomic_load(&engine.dead))
         leave_to_parent();
     engine.ended = false; /* the thread was the parent's */
@@ -219,50 +220,64 @@ static void close_fd(int *fd)
     *fd = -1;
 }
 
+void engine_close_signal(atomic_int *fd)
+{
+    int was = atomic_exchange(fd, -1);
+
+    while (atomic_load(&engine.wakers) > 0)
+        sched_yield();
+    if (was >= 0)
+        close(was);
+}
+
 static void close_polls(void)
 {
     pool_close();
     close_fd(&engine.service_fd);
-    close_fd(&engine.wake_fd);
+    engine_close_signal(&engine.wake_fd);
 }
 
 static int open_polls(void)
 {
     struct epoll_event wake = { .events = EPOLLIN, .data.ptr = NULL };
-    int err;
+    int err = 0;
 
     engine.service_fd = epoll_create1(EPOLL_CLOEXEC);
     engine.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (engine.service_fd < 0 || engine.wake_fd < 0 ||
         epoll_ctl(engine.service_fd, EPOLL_CTL_ADD, engine.wake_fd, &wake) != 0)
         err = -errno;
-    else
-        err = pool_open();
+    pool_open();
     if (err)
         close_polls();
     return err;
 }
 
-static void signal_fd(int fd)
+void engine_signal(atomic_int *fd)
 {
-    uint64_t one = 1;
+    const uint64_t one = 1;
+    int to;
 
-    (void)!write(fd, &one, sizeof(one));
+    atomic_fetch_add(&engine.wakers, 1);
+    to = atomic_load(fd);
+    if (to >= 0)
+        (void)!write(to, &one, sizeof(one));
+    atomic_fetch_sub(&engine.wakers, 1);
 }
 
 void engine_wake(void)
 {
     if (!atomic_exchange(&engine.attention, true))
-        signal_fd(engine.wake_fd);
+        engine_signal(&engine.wake_fd);
 }
 
 /* What wakes the service thread wakes the pool behind it, which sees it as long as nobody reads it. */
 static void join_threads(void)
 {
     atomic_store(&engine.stop, true);
-    signal_fd(engine.wake_fd);
+    engine_signal(&engine.wake_fd);
     pthread_join(engine.service, NULL);
-    signal_fd(engine.wake_fd);
+    engine_signal(&engine.wake_fd);
     pool_end();
 }
 
@@ -348,7 +363,7 @@ bool engine_end(void)
         atomic_store(&engine.outlives, false);
     if (ends) {
         atomic_store(&engine.stop, true);
-        signal_fd(engine.wake_fd);
+        engine_signal(&engine.wake_fd);
         pool_end();
         wind_up();
         engine.ended = true;

@@ -166,10 +166,8 @@ static bool ask(const struct lane *lane)
 /* See mover->asked. */
 static void wake(struct mover *mover)
 {
-    const uint64_t one = 1;
-
     if (atomic_exchange(&mover->asleep, false))
-        (void)!write(mover->wake_fd, &one, sizeof(one));
+        engine_signal(&mover->wake_fd);
 }
 
 void pool_ask(struct lane *lane)
@@ -330,12 +328,24 @@ static void *mover_main(void *arg)
 
 /* ---- life; with engine.life held ---- */
 
-static void close_fds(const struct mover *mover)
+static void close_fds(struct mover *mover)
 {
     if (mover->poll >= 0)
         close(mover->poll);
-    if (mover->wake_fd >= 0)
-        close(mover->wake_fd);
+    engine_close_signal(&mover->wake_fd);
+}
+
+/* All but what may still be touched by who is about to wake the thread before. */
+static void clear(struct mover *mover)
+{
+    atomic_store(&mover->doing, (int)LOOKS);
+    mover->look_after = 0;
+    atomic_store(&mover->asked, false);
+    lock_init(&mover->lock);
+    mover->seats = NULL;
+    mover->n_seats = 0;
+    mover->first_asked = NO_SEAT;
+    mover->lanes = 0;
 }
 
 /* What wakes the pool when it is to end is told of then: that must not need memory, and this does. */
@@ -354,8 +364,7 @@ static int open_mover(struct mover *mover)
         close_fds(mover);
         return err;
     }
-    mover->first_asked = NO_SEAT;
-    lock_init(&mover->lock);
+    clear(mover);
     return 0;
 }
 
@@ -369,16 +378,14 @@ static int close_mover(struct mover *mover)
 
 /* Nearly all connections of a job with many of them carry short messages alone, which NCCL's threads move. What is lost of those
  * is the service thread's. */
-int pool_open(void)
+void pool_open(void)
 {
-    engine.movers = calloc((size_t)engine.threads_wanted + 1, sizeof(*engine.movers));
-    if (!engine.movers)
-        return -ENOMEM;
-    engine.movers[0].poll = engine.service_fd;
-    engine.movers[0].wake_fd = -1;
-    atomic_store(&engine.movers[0].doing, (int)SLEEPS);
-    lock_init(&engine.movers[0].lock);
-    return 0;
+    struct mover *service = &engine.movers[0];
+
+    clear(service);
+    service->poll = engine.service_fd;
+    atomic_store(&service->wake_fd, -1);
+    atomic_store(&service->doing, (int)SLEEPS);
 }
 
 /* Fewer do, too, where there are no descriptors or threads; the next lane tries again. No fork comes between a descriptor and
@@ -422,11 +429,9 @@ void pool_forget(void)
 void pool_close(void)
 {
     pool_forget();
-    for (int i = 0; engine.movers && i <= atomic_load(&engine.n_pool); i++) {
+    for (int i = 0; i <= atomic_load(&engine.n_pool); i++) {
         pthread_mutex_destroy(&engine.movers[i].lock);
         free(engine.movers[i].seats);
     }
-    free(engine.movers);
-    engine.movers = NULL;
     atomic_store(&engine.n_pool, 0);
 }

@@ -32,6 +32,7 @@
 #define IN_BYTES     10240 /* holds any frame without its payload, and short messages whole */
 #define CAUSE        200
 #define DEVICES_TEXT ((size_t)LC_TCP_RAILS * (IF_NAMESIZE + 2))
+#define POOL_MOST    64                  /* threads */
 #define POOL_LANE    ((uint64_t)1 << 63) /* in the data of a lane's events; no pointer has it */
 
 struct piece {
@@ -324,7 +325,8 @@ struct mover {
     atomic_int doing;   /* the thread's; relaxed, as n_busy */
     int64_t look_after; /* the thread's alone: not before, for others want the processor */
     pthread_t thread;
-    int wake_fd; /* eventfd in `poll`, which tells of each write once; -1: the service thread's */
+    /* Eventfd in `poll`, which tells of each write once; -1: none, or the service thread's. See engine_signal. */
+    atomic_int wake_fd;
     /* Set with the lock held by who asks, and taken back, likewise, by the thread when it takes what it was asked for. Before it
      * sleeps it sets `asleep`, and then reads this; who asks sets this, and then takes that back: if it was set, it wakes it. So
      * one of the two sees the other, and nobody calls the system for a thread that is not asleep. */
@@ -342,8 +344,8 @@ struct engine {
     int users; /* contexts, listens and accepted or connected connections; under life */
     bool running;
     pthread_t service;
-    struct mover *
-        movers; /* the service thread, and room for threads_wanted of the pool; written under life */
+    /* The service thread, and room for those of the pool. Written under life; its memory stays, for who is about to wake one. */
+    struct mover movers[POOL_MOST + 1];
     /* Of the pool, behind the service thread: none, and all from the first connection on that has more than one socket. Grows
      * with engine.lock held, on the service thread, behind what it counts; read by any thread. */
     atomic_int n_pool;
@@ -361,7 +363,8 @@ struct engine {
     bool ended;            /* in that way: its thread is to be joined; under life */
     atomic_bool attention; /* the service thread shall look at the connections */
     int service_fd;        /* epoll of the service thread */
-    int wake_fd;           /* eventfd of the service thread; of the pool when it is to end */
+    atomic_int wake_fd;    /* eventfd of the service thread; of the pool when it is to end */
+    atomic_int wakers; /* who is about to write to an eventfd of the engine's; each counts itself */
 
     pthread_mutex_t lock;
     struct conn *conns;
@@ -411,6 +414,11 @@ int engine_share(int mine, int all, int ranks);
 int engine_hold(void);
 void engine_drop(void);
 void engine_wake(void);
+/* Writes to an eventfd of the engine's, and closes one. A caller of NCCL's may be about to write, with no lock held, when the
+ * process ends: who closes takes the number away first, and then waits for those who may have read it, which is for a system
+ * call that does not block. */
+void engine_signal(atomic_int *fd);
+void engine_close_signal(atomic_int *fd);
 bool engine_end(void); /* on the service thread: true if it is the last to leave, and has to end */
 void engine_enlist(struct conn *conn); /* with engine.lock held, as the next two */
 void engine_delist(struct conn *conn); /* with engine.lock held; the caller has a reference, too */
@@ -419,7 +427,7 @@ void engine_home(int dev,
                  struct lc_tcp_wire_address *out); /* where this process listens, or nothing */
 
 /* pool.c; opening, ending and closing with engine.life held; a child of a fork forgets */
-int pool_open(void);
+void pool_open(void);
 void pool_grow(void); /* on the service thread: a lane of the pool will have a socket */
 void pool_end(void);  /* the service thread has ended */
 void pool_close(void);
