@@ -128,8 +128,9 @@ struct lc_conn {
     int fd; /* -1: closed */
     bool is_unix;
     bool broken; /* something could not be queued: to be dropped by its owner's next flush */
-    bool deaf;   /* the other end takes no more: what it said before is still to be read, up to its end */
-    bool reset;  /* the other end does not know of it any more; an end in order says so first */
+    bool
+        deaf; /* the other end takes no more: what it said before is still to be read, up to its end */
+    bool reset; /* the other end does not know of it any more; an end in order says so first */
     struct lc_buffer in, out;
     int passed_fd; /* received with SCM_RIGHTS and not taken yet, or -1 */
 };
