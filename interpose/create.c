@@ -43,6 +43,15 @@ static uint32_t max_ctas(void)
     return is_number("NCCL_MAX_CTAS", &most) ? most : 0;
 }
 
+/* CTAs of a cluster run on multiprocessors next to each other, whatever number of others is free: unless the job says
+ * otherwise NCCL's kernels have clusters of 4 on devices that know them. */
+static bool has_clusters(void)
+{
+    const char *size = lc_environment_get("NCCL_CGA_CLUSTER_SIZE");
+
+    return !size || (strcmp(size, "0") != 0 && strcmp(size, "1") != 0);
+}
+
 uint32_t lc_create_nccl_ctas(void)
 {
     /* Of these NCCL takes the number, however few NCCL_MAX_CTAS allows. */
@@ -55,7 +64,7 @@ uint32_t lc_create_nccl_ctas(void)
             return 0;
         most = most > other ? most : other;
     }
-    return most;
+    return has_clusters() ? 0 : most;
 }
 
 /* The variable wins over the program, as with NCCL. */

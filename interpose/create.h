@@ -20,7 +20,7 @@ struct lc_agree *lc_create_agree(const ncclUniqueId *id, int ranks, int rank, in
                                  const ncclConfig_t *config);
 
 /* Of a kernel of NCCL's, at most, by NCCL_MAX_CTAS and the variables that ask for more channels; 0: it is not set, or one of
- * them not to a number. */
+ * them not to a number, or such a kernel may need more than so many multiprocessors (clusters). */
 uint32_t lc_create_nccl_ctas(void);
 
 struct lc_excluded {

@@ -486,7 +486,7 @@ static void say_bound(const struct lc_peers *peers)
     if (most == peers->facts.most)
         return;
     lc_warn_once(
-        "device %d: a call takes %u CTAs at most, not the %u of LOONGCOMM_MAX_CTAS: of %u multiprocessors %u are left to kernels of NCCL's (a quarter, or less by NCCL_MAX_CTAS), %u kernel%s of each of %u rank%s share the others, and there are %u channels",
+        "device %d: a call takes %u CTAs at most, not the %u of LOONGCOMM_MAX_CTAS: of %u multiprocessors %u are left to kernels of NCCL's (a quarter, or less by NCCL_MAX_CTAS with NCCL_CGA_CLUSTER_SIZE=0), %u kernel%s of each of %u rank%s share the others, and there are %u channels",
         peers->facts.device, most, peers->facts.most, peers->multiprocessors,
         peers->multiprocessors - room, kernels, kernels == 1 ? "" : "s", sharers,
         sharers == 1 ? "" : "s", peers->rings.shape.channels);

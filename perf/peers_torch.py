@@ -56,7 +56,8 @@ SETS = {"NCCL": None, "windows": None, "torch": None, "loongcomm": {},
         "loongcomm, 64 CTAs": {"NCCL_MAX_CTAS": "64"},
         "loongcomm, 64 CTAs, bf16 wire": {"LOONGCOMM_ALLREDUCE_WIRE": "bf16", "NCCL_MAX_CTAS": "64"}}
 # Of sums alone: all-to-alls, which such a set does not measure, would have half of the multiprocessors.
-WIDE = {"LOONGCOMM_MAX_CTAS": "128", "NCCL_MAX_CTAS": "4", "LOONGCOMM_EXCHANGE_MIN_BYTES": "1000000g"}
+WIDE = {"LOONGCOMM_MAX_CTAS": "128", "NCCL_MAX_CTAS": "4", "NCCL_CGA_CLUSTER_SIZE": "0",
+        "LOONGCOMM_EXCHANGE_MIN_BYTES": "1000000g"}
 
 
 def sets_of(wide):
