@@ -854,7 +854,7 @@ static bool is_closing(struct conn *conn)
 static void a_child_of_a_close_keeps_nobody_waiting(void)
 {
     struct lc_deadline end = lc_deadline_in_ms(PATIENCE_MS);
-    struct closing closing = { NULL };
+    struct closing closing = { .conn = NULL };
     struct lc_net_request *r;
     pthread_t threads[2];
     struct pair pair;
